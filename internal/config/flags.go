@@ -1,0 +1,74 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import "github.com/spf13/pflag"
+
+// AddFlags declares on fs the flags of c's mode, with the values of c as their
+// defaults, so that parsing fs changes c.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of everything that survives a restart; created with mode 0700")
+	switch c.Mode {
+	case Up:
+		c.addUpFlags(fs)
+	case Controller:
+		c.addControllerFlags(fs)
+	}
+	c.addScopeFlags(fs)
+	c.addRunFlags(fs)
+	c.addServingFlags(fs)
+}
+
+func (c *Config) addUpFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.APIAddress, "api-address", c.APIAddress, "host:port of the Kubernetes API; port 0 picks a free one")
+	fs.StringArrayVarP(&c.Files, "filename", "f", c.Files, "manifest, or directory of manifests, to apply once at start (repeatable)")
+	fs.StringVar(&c.Git.URL, "git", c.Git.URL, "Git repository, as a URL or a path, to register as a source")
+	fs.StringVar(&c.Git.Branch, "branch", c.Git.Branch, "branch of --git (default: the one that HEAD names)")
+	fs.StringVar(&c.Git.Path, "path", c.Git.Path, "directory of --git to look in (default: its root)")
+	fs.StringVar(&c.Git.Namespace, "git-namespace", c.Git.Namespace, "namespace of the objects that --git makes")
+	fs.StringVar(&c.Git.Name, "git-name", c.Git.Name, "name of the GitRepository that --git makes (default: the last element of its URL)")
+	fs.BoolVar(&c.WithoutControllers, "without-controllers", c.WithoutControllers, "start the Kubernetes API alone")
+}
+
+func (c *Config) addControllerFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig of the cluster (default: KUBECONFIG, ~/.kube/config, the pod's account)")
+	fs.StringVar(&c.KubeContext, "context", c.KubeContext, "context of the kubeconfig (default: its current one)")
+	fs.BoolVar(&c.LeaderElection, "leader-election", c.LeaderElection, "wait for the leader lease, so that one of several processes works")
+	fs.StringVar(&c.LeaderElectionNamespace, "leader-election-namespace", c.LeaderElectionNamespace, "namespace of the leader lease (default: the pod's, or terrace-system)")
+}
+
+// The names of the multi-tenancy flags are those of the Flux controllers and
+// of the Terraform Controller.
+func (c *Config) addScopeFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.WatchNamespaces, "watch-namespace", c.WatchNamespaces, "reconcile only these namespaces (default: all)")
+	fs.StringVar(&c.WatchLabelSelector, "watch-label-selector", c.WatchLabelSelector, "reconcile only the objects that this label selector matches (default: all)")
+	fs.BoolVar(&c.NoCrossNamespaceRefs, "no-cross-namespace-refs", c.NoCrossNamespaceRefs, "refuse references of Flux kinds into another namespace")
+	fs.BoolVar(&c.AllowCrossNamespaceRefs, "allow-cross-namespace-refs", c.AllowCrossNamespaceRefs, "let a Terraform refer to another namespace")
+	fs.StringVar(&c.DefaultServiceAccount, "default-service-account", c.DefaultServiceAccount, "service account of units that name none (default: the process's own)")
+	fs.BoolVar(&c.AllowLocalSources, "allow-local-sources", c.AllowLocalSources, "accept file:// URLs and paths as Git sources")
+	fs.BoolVar(&c.AllowBreakTheGlass, "allow-break-the-glass", c.AllowBreakTheGlass, "honour spec.breakTheGlass")
+}
+
+func (c *Config) addRunFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Tofu, "tofu", c.Tofu, "path of tofu or terraform (default: beside terrace, then PATH)")
+	fs.StringVar(&c.TofuCLIConfig, "tofu-cli-config", c.TofuCLIConfig, "CLI configuration (.tfrc) of runs whose unit brings none")
+	fs.BoolVar(&c.PlanSecrets, "plan-secrets", c.PlanSecrets, "also write plans to Secrets, with the Terraform Controller's names")
+	fs.IntVar(&c.Concurrent, "concurrent", c.Concurrent, "objects that a controller reconciles at a time")
+	fs.IntVar(&c.ConcurrentRuns, "concurrent-runs", c.ConcurrentRuns, "tofu runs at a time")
+	fs.DurationVar(&c.RunTimeout, "run-timeout", c.RunTimeout, "longest time of one run")
+	fs.IntVar(&c.RunLogsKept, "run-logs-kept", c.RunLogsKept, "run logs kept for each unit")
+	fs.DurationVar(&c.ShutdownGrace, "shutdown-grace", c.ShutdownGrace, "how long to wait for runs when stopping")
+}
+
+func (c *Config) addServingFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&c.ArtifactRetentionTTL, "artifact-retention-ttl", c.ArtifactRetentionTTL, "how long an artifact that is no longer current is kept")
+	fs.IntVar(&c.ArtifactRetentionRecords, "artifact-retention-records", c.ArtifactRetentionRecords, "artifacts of a source that are kept in any case")
+	fs.StringVar(&c.ListenAddress, "listen-address", c.ListenAddress, "host:port of metrics, health, artifacts, plans and run logs; port 0 picks a free one")
+	fs.StringVar(&c.StorageAdvAddress, "storage-adv-address", c.StorageAdvAddress, "host:port of artifact URLs (default: the listen address)")
+	fs.StringVar(&c.EventsAddr, "events-addr", c.EventsAddr, "URL to which events are posted as well (default: none)")
+	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
+	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	fs.StringVar(&c.Pprof, "pprof", c.Pprof, "loopback host:port of the profiler (default: none)")
+	fs.Lookup("pprof").NoOptDefVal = "127.0.0.1:6060"
+}

@@ -1,0 +1,161 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// SettingError is a setting whose value cannot be used.
+type SettingError struct {
+	// Setting is the flag, variable or line of the file, as its user wrote it.
+	Setting string
+	// Why says what is wrong with the value.
+	Why string
+	// Advice is what to do about it; it may be empty.
+	Advice string
+}
+
+// Error implements error.
+func (e *SettingError) Error() string {
+	return "read configuration: " + e.Setting + ": " + e.Why
+}
+
+// Hint is the next step for the user; it may be empty.
+func (e *SettingError) Hint() string { return e.Advice }
+
+// Validate checks every value that can be judged without touching anything but
+// the file system. The returned error joins one *SettingError for each finding.
+func (c Config) Validate() error {
+	var found []error
+	bad := func(setting, advice, format string, args ...any) {
+		found = append(found, &SettingError{Setting: "--" + setting, Why: fmt.Sprintf(format, args...), Advice: advice})
+	}
+	if c.Mode != Up && c.Mode != Controller {
+		found = append(found, fmt.Errorf("read configuration: mode: %q is not known", c.Mode))
+	}
+	if c.DataDir == "" {
+		bad("data-dir", "name a directory; it is made when it does not exist", "must not be empty")
+	}
+	c.validateAddresses(bad)
+	c.validateScope(bad)
+	c.validateFiles(bad)
+	for name, n := range map[string]int{
+		"concurrent": c.Concurrent, "concurrent-runs": c.ConcurrentRuns,
+		"run-logs-kept": c.RunLogsKept, "artifact-retention-records": c.ArtifactRetentionRecords,
+	} {
+		if n < 1 {
+			bad(name, "", "%d: must be at least 1", n)
+		}
+	}
+	if c.RunTimeout <= 0 {
+		bad("run-timeout", "", "%s: must be longer than zero", c.RunTimeout)
+	}
+	if c.ShutdownGrace < 0 {
+		bad("shutdown-grace", "", "%s: must not be negative", c.ShutdownGrace)
+	}
+	if c.ArtifactRetentionTTL < 0 {
+		bad("artifact-retention-ttl", "", "%s: must not be negative", c.ArtifactRetentionTTL)
+	}
+	if !slices.Contains([]string{"text", "json"}, c.LogFormat) {
+		bad("log-format", "use text or json", "%q is not known", c.LogFormat)
+	}
+	if _, err := logLevel(c.LogLevel); err != nil {
+		bad("log-level", "use debug, info, warn or error", "%q is not known", c.LogLevel)
+	}
+	slices.SortStableFunc(found, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(found...)
+}
+
+type reporter func(setting, advice, format string, args ...any)
+
+func (c Config) validateAddresses(bad reporter) {
+	address := func(setting, value string) string {
+		host, port, err := net.SplitHostPort(value)
+		if err != nil {
+			bad(setting, "write it as host:port, for example 127.0.0.1:0", "%q is not a host:port", value)
+			return ""
+		}
+		if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+			bad(setting, "a port is a number from 0 to 65535", "%q has no valid port", value)
+		}
+		return host
+	}
+	if c.Mode == Up {
+		address("api-address", c.APIAddress)
+	}
+	address("listen-address", c.ListenAddress)
+	if c.StorageAdvAddress != "" {
+		address("storage-adv-address", c.StorageAdvAddress)
+	}
+	if c.Pprof != "" {
+		// Profiles show memory, and with it secrets: they never leave the machine.
+		if host := address("pprof", c.Pprof); host != "localhost" && !net.ParseIP(host).IsLoopback() {
+			bad("pprof", "use 127.0.0.1:6060 and reach it through a tunnel", "%q is not a loopback address", c.Pprof)
+		}
+	}
+	if c.EventsAddr != "" {
+		if u, err := url.Parse(c.EventsAddr); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+			bad("events-addr", "write it as http://host/path", "%q is not an HTTP URL", c.EventsAddr)
+		}
+	}
+}
+
+func (c Config) validateScope(bad reporter) {
+	for _, ns := range c.WatchNamespaces {
+		if problems := validation.IsDNS1123Label(ns); len(problems) > 0 {
+			bad("watch-namespace", "", "%q is not a namespace: %s", ns, problems[0])
+		}
+	}
+	if _, err := labels.Parse(c.WatchLabelSelector); err != nil {
+		bad("watch-label-selector", "for example sharding.fluxcd.io/key=shard1", "%q: %v", c.WatchLabelSelector, err)
+	}
+	if c.Git.URL == "" {
+		for setting, value := range map[string]string{"branch": c.Git.Branch, "path": c.Git.Path, "git-name": c.Git.Name} {
+			if value != "" {
+				bad(setting, "add --git URL", "has no effect without --git")
+			}
+		}
+		return
+	}
+	if problems := validation.IsDNS1123Label(c.Git.Namespace); len(problems) > 0 {
+		bad("git-namespace", "", "%q is not a namespace: %s", c.Git.Namespace, problems[0])
+	}
+	if problems := validation.IsDNS1123Subdomain(c.Git.Name); c.Git.Name != "" && len(problems) > 0 {
+		bad("git-name", "", "%q is not an object name: %s", c.Git.Name, problems[0])
+	}
+}
+
+func (c Config) validateFiles(bad reporter) {
+	for _, f := range c.Files {
+		if f == "-" {
+			continue
+		}
+		if _, err := os.Stat(f); err != nil {
+			bad("filename", "", "%v", err)
+		}
+	}
+	for setting, file := range map[string]string{"tofu": c.Tofu, "tofu-cli-config": c.TofuCLIConfig} {
+		if file == "" {
+			continue
+		}
+		info, err := os.Stat(file)
+		switch {
+		case err != nil:
+			bad(setting, "", "%v", err)
+		case info.IsDir():
+			bad(setting, "name the file itself", "%s is a directory", file)
+		}
+	}
+}
