@@ -1,0 +1,26 @@
+terraform {
+  required_providers {
+    local = {
+      source  = "hashicorp/local"
+      version = ">= 1.4.0"
+    }
+  }
+}
+
+variable "directory" {
+  type        = string
+  description = "Where the page is written, on the machine that Terrace runs on."
+}
+
+variable "host" {
+  type = string
+}
+
+resource "local_file" "page" {
+  filename = "${var.directory}/handbook.md"
+  content  = "# Production\n\nThe database answers at ${var.host}.\n"
+}
+
+output "page" {
+  value = local_file.page.filename
+}
