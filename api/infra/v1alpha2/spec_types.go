@@ -255,6 +255,8 @@ type HealthCheck struct {
 	Address string `json:"address,omitempty"`
 
 	// Timeout bounds the check.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Pattern=`^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+)$`
 	// +kubebuilder:default:="20s"
 	// +optional
 	Timeout *metav1.Duration `json:"timeout,omitempty"`
@@ -283,6 +285,8 @@ type TFStateSpec struct {
 	LockIdentifier string `json:"lockIdentifier,omitempty"`
 
 	// LockTimeout is the time for which a run waits for the lock. 0s does not wait.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Pattern=`^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+)$`
 	// +kubebuilder:default:="0s"
 	// +optional
 	LockTimeout metav1.Duration `json:"lockTimeout,omitempty"`

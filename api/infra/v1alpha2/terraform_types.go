@@ -111,11 +111,15 @@ type TerraformSpec struct {
 
 	// Interval is the time between drift checks, and the longest time for which a change that
 	// no watch has seen can stay unnoticed. For example "10m" or "1h30m".
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Pattern=`^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+)$`
 	// +kubebuilder:default:="10m"
 	// +optional
 	Interval metav1.Duration `json:"interval,omitzero"`
 
 	// RetryInterval is the time from a failure to the next attempt. The default is 15s.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Pattern=`^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+)$`
 	// +optional
 	RetryInterval *metav1.Duration `json:"retryInterval,omitempty"`
 
@@ -127,7 +131,8 @@ type TerraformSpec struct {
 	RetryStrategy RetryStrategy `json:"retryStrategy,omitempty"`
 
 	// MaxRetryInterval bounds the time between attempts with ExponentialBackoff. The default is 24h.
-	// +kubebuilder:default:="24h"
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Pattern=`^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+)$`
 	// +optional
 	MaxRetryInterval *metav1.Duration `json:"maxRetryInterval,omitempty"`
 
