@@ -1,0 +1,185 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/user"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+)
+
+// Annotations that an approval leaves on the unit: who gave it, as the API
+// server knows them, and when. The audit log of the API server is the proof.
+const (
+	approvedByAnnotation = "terrace.dev/approved-by"
+	approvedAtAnnotation = "terrace.dev/approved-at"
+)
+
+type approveOptions struct {
+	plan    string
+	yes     bool
+	wait    bool
+	timeout time.Duration
+	server  serverFlags
+}
+
+func newApprove(a *app) *cobra.Command {
+	var o approveOptions
+	cmd := &cobra.Command{
+		Use:   "approve UNIT",
+		Short: "Approve the plan that waits",
+		Long: `Approve the pending plan of a unit, so that exactly this plan is applied.
+
+With --plan the approval is for that plan and no other. Without it the plan is
+shown and you are asked. When the pending plan changes meanwhile, nothing is
+approved.`,
+		Example: `  terrace approve tf/network
+  terrace approve tf/network --plan plan-main-0123456789 --wait
+  terrace approve tf/network --yes`,
+		Args:              exactly("UNIT"),
+		ValidArgsFunction: a.unitArg([]kind{terraform}),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.approve(cmd, o, args[0])
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&o.plan, "plan", "", "id of the plan to approve")
+	fs.BoolVarP(&o.yes, "yes", "y", false, "approve the pending plan without showing it and asking")
+	fs.BoolVar(&o.wait, "wait", false, "wait until it has been applied")
+	fs.DurationVar(&o.timeout, "timeout", defaultTimeout, "longest time to wait")
+	o.server.add(fs)
+	return cmd
+}
+
+func (a *app) approve(cmd *cobra.Command, opts approveOptions, word string) error {
+	c, o, err := a.target(cmd, word, []kind{terraform})
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	tf, err := approvable(o, opts.plan)
+	if err != nil {
+		return err
+	}
+	id := tf.Status.Plan.Pending
+	if opts.plan == "" && !opts.yes {
+		if a.env.Interactive {
+			if err := a.showPlan(ctx, c, o, tf, opts.server, "text"); err != nil {
+				return err
+			}
+		}
+		if err := a.confirm(cmd, fmt.Sprintf("Approve %s of %s?", id, o), "name the plan with --plan "+id+", or give --yes"); err != nil {
+			return err
+		}
+	}
+	who, err := c.whoami(ctx)
+	if err != nil {
+		return err
+	}
+	approval := merged(
+		map[string]any{"spec": map[string]any{"approvePlan": id}},
+		annotations(map[string]any{
+			approvedByAnnotation: who,
+			approvedAtAnnotation: a.env.Now().UTC().Format(time.RFC3339),
+		}))
+	// The guard makes the write fail when anything about the unit has changed
+	// since the plan was shown; then it is looked at again.
+	_, err = c.patch(ctx, o, approval, true)
+	for tries := 0; apierrors.IsConflict(err) && tries < 5; tries++ {
+		if o, err = c.find(ctx, ref{[]kind{terraform}, o.GetName()}); err != nil {
+			return err
+		}
+		if tf, err = approvable(o, id); err != nil {
+			return err
+		}
+		_, err = c.patch(ctx, o, approval, true)
+	}
+	if err != nil {
+		return err
+	}
+	summary := ""
+	if p := tf.Status.LastPlan; p != nil && p.ID == id {
+		summary = ": " + sentence(p)
+	}
+	fmt.Fprintf(a.env.Stdout, "approved %s of %s%s\n", id, o, summary)
+	if !opts.wait {
+		return nil
+	}
+	return a.awaitApplied(ctx, c, o, id, opts.timeout)
+}
+
+// approvable checks that the unit waits for an approval, of the plan when one
+// is named.
+func approvable(o object, plan string) (*infra.Terraform, error) {
+	tf, err := o.terraform()
+	if err != nil {
+		return nil, err
+	}
+	doing := "approve " + o.String()
+	pending := tf.Status.Plan.Pending
+	switch {
+	case tf.Spec.ApprovePlan == infra.ApprovePlanAuto:
+		return nil, fmt.Errorf("%s: spec.approvePlan is \"auto\": every plan is applied without an approval", doing)
+	case tf.Spec.PlanOnly:
+		return nil, fmt.Errorf("%s: spec.planOnly is true: nothing is ever applied", doing)
+	case pending == "":
+		return nil, hintf(fmt.Errorf("%s: no plan is pending", doing), "%q makes one, %q says how far the unit is",
+			"terrace replan tf/"+o.GetName(), "terrace show tf/"+o.GetName())
+	case plan != "" && plan != pending:
+		return nil, hintf(fmt.Errorf("%s: the pending plan is %s, not %s", doing, pending, plan),
+			"look at it with %q", "terrace show plan tf/"+o.GetName())
+	}
+	return tf, nil
+}
+
+// whoami is the user as the API server knows them, after the account of this
+// machine: an embedded control plane knows everybody as its administrator.
+func (c *cluster) whoami(ctx context.Context) (string, error) {
+	review := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
+	}}
+	out, err := c.client.Resource(schema.GroupVersionResource{Group: "authentication.k8s.io", Version: "v1", Resource: "selfsubjectreviews"}).
+		Create(ctx, review, metav1.CreateOptions{})
+	if err != nil {
+		return "", c.explain("ask who you are", err)
+	}
+	name, _, _ := unstructured.NestedString(out.Object, "status", "userInfo", "username")
+	if u, err := user.Current(); err == nil && u.Username != name {
+		return u.Username + " as " + name, nil
+	}
+	return name, nil
+}
+
+// awaitApplied waits until the plan has been applied, or until the unit says why not.
+func (a *app) awaitApplied(ctx context.Context, c *cluster, o object, id string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	doing := "apply " + o.String()
+	last, err := c.until(ctx, o, func(o object) (bool, error) {
+		ready, _ := o.condition("Ready")
+		if o.text("status", "plan", "lastApplied") == id && ready.Status == metav1.ConditionTrue {
+			return true, nil
+		}
+		if ready.Status == metav1.ConditionFalse && ready.ObservedGeneration >= o.GetGeneration() {
+			return false, errors.New(ready.Message)
+		}
+		return false, nil
+	})
+	ready, _ := last.condition("Ready")
+	if err != nil {
+		return waitError(doing, ready, timeout, err)
+	}
+	fmt.Fprintf(a.env.Stdout, "applied %s: %s\n", id, ready.Message)
+	return nil
+}

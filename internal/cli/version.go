@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func newVersion(a *app) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this binary",
+		Long:  `Print the version of this binary, the commit that it was built from, and with what.`,
+		Example: `  terrace version
+  terrace version -o json`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b := a.env.Build
+			switch output {
+			case "json", "yaml":
+				return printValue(a.env.Stdout, output, b)
+			case "":
+				_, err := fmt.Fprintf(a.env.Stdout, "terrace %s (commit %s of %s, %s, %s)\n", b.Version, b.Commit, b.Date, b.GoVersion, b.Platform)
+				return err
+			}
+			return usagef(cmd, "-o %s: use json or yaml", output)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "json or yaml")
+	return cmd
+}
