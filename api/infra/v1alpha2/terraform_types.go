@@ -367,6 +367,11 @@ type TerraformStatus struct {
 	// +optional
 	Outputs *OutputsStatus `json:"outputs,omitempty"`
 
+	// InputsBlob is the digest of the encrypted record of what the last finished plan was
+	// given. It serves the deletion of an object whose inputs are gone.
+	// +optional
+	InputsBlob string `json:"inputsBlob,omitempty"`
+
 	// LastPlan describes the last plan that has changes.
 	// +optional
 	LastPlan *PlanRecord `json:"lastPlan,omitempty"`
