@@ -1,0 +1,483 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package blob keeps content by its digest, sealed when asked.
+//
+// A blob is named by the digest of the bytes that are stored, so the same
+// content is stored once and a name never changes its meaning. A store is a
+// local directory or any object storage that gocloud.dev/blob opens; whoever
+// wants one of the latter imports its driver. The package knows nothing of what
+// it stores and collects nothing: who puts a blob deletes it.
+//
+// Sealed blobs are encrypted to an age X25519 identity that lives in a key file
+// beside the store. Losing that file loses them; nothing else needs it.
+package blob
+
+import (
+	"bytes"
+	"context"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"filippo.io/age"
+	digest "github.com/opencontainers/go-digest"
+	"gocloud.dev/blob"
+	"gocloud.dev/blob/fileblob"
+	"gocloud.dev/gcerrors"
+)
+
+var (
+	// ErrNotFound is returned when no blob has the digest.
+	ErrNotFound = errors.New("blob not found")
+	// ErrDigest is returned by a reader at the end of content that is not what
+	// its digest says: the storage was changed behind the store's back.
+	ErrDigest = errors.New("content does not match its digest")
+	// ErrNoKey is returned by Seal and Unseal of a store that has no key file.
+	ErrNoKey = errors.New("the store has no key file")
+)
+
+const (
+	// prefix of every key; spooled files live beside it, so a listing sees only
+	// whole blobs.
+	prefix = "sha256/"
+	// spool is the directory of half-written blobs in a local store.
+	spool = "tmp"
+	// staleSpool is the age at which a half-written blob is taken to be left
+	// over from a process that died.
+	staleSpool = time.Hour
+)
+
+// Options say where a store is.
+type Options struct {
+	// URL is a directory (a plain path or file:///abs; created 0700) or any URL
+	// that gocloud.dev/blob has a driver for in this binary.
+	URL string
+	// KeyFile holds the age identities of sealed blobs: the first seals, all
+	// unseal. It is made, 0600, when it is not there. Empty means that the store
+	// cannot seal.
+	KeyFile string
+}
+
+// Info describes a stored blob: its digest, its stored size in bytes (of a
+// sealed blob: encrypted), and when it was last written.
+type Info struct {
+	Digest   digest.Digest
+	Size     int64
+	Modified time.Time
+}
+
+// Store is a set of blobs. Its methods may be called concurrently, also by
+// several processes on one directory.
+type Store struct {
+	bucket *blob.Bucket
+	// dir is the root of a local store; empty for object storage. A local blob
+	// is synced and renamed into place here, because the driver does not sync.
+	dir        string
+	temp       string
+	recipients []age.Recipient
+	identities []age.Identity
+}
+
+// Open opens or creates the store at o.URL, and its key file. Half-written blobs
+// of processes that died are removed.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	s := &Store{}
+	if err := s.open(ctx, o.URL); err != nil {
+		return nil, fmt.Errorf("open blob store %s: %w", redacted(o.URL), err)
+	}
+	if o.KeyFile == "" {
+		return s, nil
+	}
+	if err := s.loadKey(o.KeyFile); err != nil {
+		return nil, errors.Join(fmt.Errorf("read key of sealed blobs %s: %w", o.KeyFile, err), s.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) open(ctx context.Context, location string) error {
+	if location == "" {
+		return errors.New("the location is empty")
+	}
+	u, err := url.Parse(location)
+	switch {
+	case err == nil && u.Scheme == fileblob.Scheme:
+		if u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) {
+			return errors.New("a file URL must be absolute, such as file:///var/lib/terrace/blobs")
+		}
+		s.dir = filepath.FromSlash(u.Path)
+	case err != nil || u.Scheme == "" || filepath.IsAbs(location):
+		s.dir = location
+	default:
+		if s.bucket, err = blob.OpenBucket(ctx, location); err != nil {
+			// gocloud repeats the URL, with the keys that it may hold.
+			return errors.New(strings.ReplaceAll(err.Error(), location, redacted(location)))
+		}
+		return nil
+	}
+	s.temp = filepath.Join(s.dir, spool)
+	if err := os.MkdirAll(s.temp, 0o700); err != nil {
+		return err
+	}
+	if err := sweep(s.temp); err != nil {
+		return err
+	}
+	s.bucket, err = fileblob.OpenBucket(s.dir, &fileblob.Options{
+		NoTempDir: true, DirFileMode: 0o700, Metadata: fileblob.MetadataDontWrite,
+	})
+	return err
+}
+
+// redacted hides the user part and the query of a URL, which may hold keys.
+func redacted(location string) string {
+	if u, err := url.Parse(location); err == nil && u.Scheme != "" {
+		u.User, u.RawQuery = nil, ""
+		return u.String()
+	}
+	return location
+}
+
+func sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if time.Since(info.ModTime()) < staleSpool {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) loadKey(file string) error {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		data, err = createKey(file)
+	}
+	if err != nil {
+		return err
+	}
+	if info, err := os.Stat(file); err != nil {
+		return err
+	} else if info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("others can read it (mode %04o); make it 0600", info.Mode().Perm())
+	}
+	s.identities, err = age.ParseIdentities(bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	first, ok := s.identities[0].(*age.X25519Identity)
+	if !ok {
+		return errors.New("its first identity is not an X25519 one (AGE-SECRET-KEY-1…)")
+	}
+	s.recipients = []age.Recipient{first.Recipient()}
+	return nil
+}
+
+// createKey writes a new identity to file, whole or not at all, and returns
+// what the file holds then: another process may have been first.
+func createKey(file string) ([]byte, error) {
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(f.Name())
+	_, err = fmt.Fprintf(f, "# public key: %s\n%s\n", id.Recipient(), id)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return nil, err
+	}
+	// A link, not a rename: it never replaces a key that is there already.
+	if err := os.Link(f.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	if err := syncDir(filepath.Dir(file)); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(file)
+}
+
+// Close releases the store's connections. Readers that are open keep working
+// for a local store only.
+func (s *Store) Close() error { return s.bucket.Close() }
+
+// Local reports whether the blobs are files of this machine.
+func (s *Store) Local() bool { return s.dir != "" }
+
+// Put stores what r holds and returns its digest and its size in bytes. After
+// an error nothing is stored. A local blob is on disk when Put returns. Putting
+// the same content again is cheap, and renews its time of modification.
+func (s *Store) Put(ctx context.Context, r io.Reader) (digest.Digest, int64, error) {
+	return s.Write(ctx, func(w io.Writer) error {
+		_, err := io.Copy(w, contextReader{ctx, r})
+		return err
+	})
+}
+
+// Write stores what fill writes, as Put does.
+func (s *Store) Write(ctx context.Context, fill func(io.Writer) error) (digest.Digest, int64, error) {
+	f, err := os.CreateTemp(s.temp, "put-*")
+	if err != nil {
+		return "", 0, fmt.Errorf("store blob: %w", err)
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	hash := digest.SHA256.Digester()
+	count := &counter{w: io.MultiWriter(f, hash.Hash())}
+	if err := fill(count); err != nil {
+		return "", 0, fmt.Errorf("store blob: %w", err)
+	}
+	d := hash.Digest()
+	if err := s.commit(ctx, f, d); err != nil {
+		return "", 0, fmt.Errorf("store blob %s: %w", d, err)
+	}
+	return d, count.n, nil
+}
+
+// commit gives the spooled file its name.
+func (s *Store) commit(ctx context.Context, f *os.File, d digest.Digest) error {
+	if s.dir == "" {
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		return s.bucket.Upload(ctx, key(d), f, &blob.WriterOptions{ContentType: "application/octet-stream"})
+	}
+	path := filepath.Join(s.dir, filepath.FromSlash(key(d)))
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Open returns the content of a blob. Reading to the end also checks it: the
+// last Read gives ErrDigest instead of io.EOF when it is not what d says. The
+// error is ErrNotFound when there is no such blob.
+func (s *Store) Open(ctx context.Context, d digest.Digest) (io.ReadCloser, error) {
+	r, err := s.OpenSeeker(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	return &verifier{ReadCloser: r, digest: d, sum: d.Verifier()}, nil
+}
+
+// OpenSeeker returns the content of a blob for reading parts of it, unchecked.
+// The error is ErrNotFound when there is no such blob.
+func (s *Store) OpenSeeker(ctx context.Context, d digest.Digest) (io.ReadSeekCloser, error) {
+	if err := valid(d); err != nil {
+		return nil, fmt.Errorf("open blob: %w", err)
+	}
+	r, err := s.bucket.NewReader(ctx, key(d), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open blob %s: %w", d, notFound(err))
+	}
+	return r, nil
+}
+
+// Stat describes a blob; the error is ErrNotFound when there is none.
+func (s *Store) Stat(ctx context.Context, d digest.Digest) (Info, error) {
+	if err := valid(d); err != nil {
+		return Info{}, fmt.Errorf("look for blob: %w", err)
+	}
+	a, err := s.bucket.Attributes(ctx, key(d))
+	if err != nil {
+		return Info{}, fmt.Errorf("look for blob %s: %w", d, notFound(err))
+	}
+	return Info{Digest: d, Size: a.Size, Modified: a.ModTime}, nil
+}
+
+// Has reports whether there is such a blob.
+func (s *Store) Has(ctx context.Context, d digest.Digest) (bool, error) {
+	_, err := s.Stat(ctx, d)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Delete removes a blob; deleting one that is not there is no error.
+func (s *Store) Delete(ctx context.Context, d digest.Digest) error {
+	if err := valid(d); err != nil {
+		return fmt.Errorf("delete blob: %w", err)
+	}
+	if err := s.bucket.Delete(ctx, key(d)); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+		return fmt.Errorf("delete blob %s: %w", d, err)
+	}
+	return nil
+}
+
+// List goes through all blobs in the order of their digests, and ends at the
+// first error.
+func (s *Store) List(ctx context.Context) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		objects := s.bucket.List(&blob.ListOptions{Prefix: prefix})
+		for {
+			o, err := objects.Next(ctx)
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(Info{}, fmt.Errorf("list blobs: %w", err))
+				return
+			}
+			d := digest.NewDigestFromEncoded(digest.SHA256, o.Key[strings.LastIndex(o.Key, "/")+1:])
+			if d.Validate() != nil {
+				continue
+			}
+			if !yield(Info{Digest: d, Size: o.Size, Modified: o.ModTime}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Seal stores what r holds encrypted, and returns the digest and size of what
+// is stored. Sealing the same content twice gives two digests. The error is
+// ErrNoKey when the store was opened without a key file.
+func (s *Store) Seal(ctx context.Context, r io.Reader) (digest.Digest, int64, error) {
+	if len(s.recipients) == 0 {
+		return "", 0, fmt.Errorf("seal blob: %w", ErrNoKey)
+	}
+	return s.Write(ctx, func(w io.Writer) error {
+		plain, err := age.Encrypt(w, s.recipients...)
+		if err != nil {
+			return fmt.Errorf("seal: %w", err)
+		}
+		if _, err := io.Copy(plain, contextReader{ctx, r}); err != nil {
+			return fmt.Errorf("seal: %w", err)
+		}
+		return plain.Close()
+	})
+}
+
+// Unseal returns the plain content of a sealed blob, authenticated piece by
+// piece as it is read. Errors: ErrNotFound, ErrNoKey; any other means that the
+// blob was sealed with another key or changed.
+func (s *Store) Unseal(ctx context.Context, d digest.Digest) (io.ReadCloser, error) {
+	if len(s.identities) == 0 {
+		return nil, fmt.Errorf("unseal blob %s: %w", d, ErrNoKey)
+	}
+	sealed, err := s.OpenSeeker(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := age.Decrypt(sealed, s.identities...)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("unseal blob %s: %w", d, err), sealed.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{plain, sealed}, nil
+}
+
+// Key derives a secret of 32 bytes from the store's first identity that is
+// stable as long as the key file is, for naming secret content without letting
+// others guess it (HMAC). Different purposes give unrelated secrets. It is
+// ErrNoKey when the store has no key file.
+func (s *Store) Key(purpose string) ([]byte, error) {
+	if len(s.identities) == 0 {
+		return nil, fmt.Errorf("derive key for %s: %w", purpose, ErrNoKey)
+	}
+	return hkdf.Key(sha256.New, []byte(fmt.Sprint(s.identities[0])), nil, "terrace "+purpose, 32)
+}
+
+func key(d digest.Digest) string {
+	hex := d.Encoded()
+	return prefix + hex[:2] + "/" + hex
+}
+
+func valid(d digest.Digest) error {
+	if err := d.Validate(); err != nil {
+		return fmt.Errorf("digest %q: %w", d, err)
+	}
+	if d.Algorithm() != digest.SHA256 {
+		return fmt.Errorf("digest %q: only sha256 is stored: %w", d, ErrNotFound)
+	}
+	return nil
+}
+
+func notFound(err error) error {
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		return ErrNotFound
+	}
+	return err
+}
+
+type counter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// contextReader ends a copy when its context does.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r contextReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+type verifier struct {
+	io.ReadCloser
+	digest digest.Digest
+	sum    digest.Verifier
+}
+
+func (v *verifier) Read(p []byte) (int, error) {
+	n, err := v.ReadCloser.Read(p)
+	_, _ = v.sum.Write(p[:n]) // a hash never fails
+	if errors.Is(err, io.EOF) && !v.sum.Verified() {
+		return n, fmt.Errorf("read blob %s: %w", v.digest, ErrDigest)
+	}
+	return n, err
+}
