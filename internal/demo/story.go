@@ -193,7 +193,7 @@ func (t *tale) showOutputs(ctx context.Context) (string, error) {
 		for _, key := range wanted[name] {
 			value, ok := secret.Data[key]
 			if !ok {
-				return "", fmt.Errorf("Secret %s has no key %s", name, key)
+				return "", fmt.Errorf("read Secret %s: key %s is not there", name, key)
 			}
 			shown := string(value)
 			if key == "connection" {
