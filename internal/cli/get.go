@@ -168,6 +168,10 @@ func (p *printer) list(found []object, alone bool) error {
 	}
 	blank := false
 	for _, r := range []role{source, unit} {
+		t := p.tables[r]
+		if t == nil {
+			continue
+		}
 		rows := p.rows(r, found)
 		if len(rows) == 0 && !p.options.watch {
 			continue
@@ -176,9 +180,7 @@ func (p *printer) list(found []object, alone bool) error {
 			fmt.Fprintln(p.app.env.Stdout)
 		}
 		blank = true
-		if t := p.tables[r]; t != nil {
-			t.print(!p.options.noHeaders, rows...)
-		}
+		t.print(!p.options.noHeaders, rows...)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -89,7 +90,15 @@ func localServer(file string) (*server, error) {
 	if err := json.Unmarshal(data, &found); err != nil {
 		return nil, fmt.Errorf("find the Terrace server: %s: %w", file, err)
 	}
-	return &server{base: "http://" + found.Address, token: found.Token, http: http.DefaultClient, local: true}, nil
+	host, port, err := net.SplitHostPort(found.Address)
+	if err != nil {
+		return nil, fmt.Errorf("find the Terrace server: %s: %w", file, err)
+	}
+	// A server that listens on all addresses is reached on this machine's own.
+	if ip := net.ParseIP(host); host == "" || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return &server{base: "http://" + net.JoinHostPort(host, port), token: found.Token, http: http.DefaultClient, local: true}, nil
 }
 
 func (c *cluster) proxiedServer(ctx context.Context) (*server, error) {

@@ -69,7 +69,7 @@ type fact struct{ name, value string }
 func printFacts(out io.Writer, facts []fact) {
 	for _, f := range facts {
 		if f.value != "" {
-			fmt.Fprintf(out, "%-12s%s\n", f.name+":", f.value)
+			fmt.Fprintf(out, "%-13s%s\n", f.name+":", f.value)
 		}
 	}
 }
