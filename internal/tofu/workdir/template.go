@@ -4,9 +4,13 @@
 package workdir
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"reflect"
+	"strconv"
 	"strings"
 	"text/template"
 	"text/template/parse"
@@ -19,8 +23,8 @@ import (
 const (
 	maxRendered = 8 << 20
 	maxLoops    = 1 << 20
-	maxRepeat   = 1 << 20
-	maxCount    = 100_000
+	maxWeight   = 4 << 20 // of what one function returns, in bytes or items
+	maxNesting  = 100
 )
 
 var (
@@ -29,12 +33,11 @@ var (
 	errTooOften = errors.New("it loops too often")
 )
 
-// rendering is a parsed template that can be executed.
+// rendering is a template that can be executed.
 type rendering struct {
-	at    string
-	tmpl  *template.Template
-	loops int
-	kept  any
+	at, source, left, right string
+	loops                   int
+	kept                    any
 	// single says that it is one expression and nothing else.
 	single bool
 }
@@ -45,10 +48,22 @@ const (
 	loopFunc  = "terraceLoop"
 )
 
-// parseTemplate parses source. Behind every expression it puts a function that
-// refuses what is missing, into every loop one that counts.
+// parseTemplate reads source once, for its errors.
 func parseTemplate(at, source, left, right string) (*rendering, error) {
-	r := &rendering{at: at}
+	r := &rendering{at: at, source: source, left: left, right: right}
+	t, err := r.parse()
+	if err != nil {
+		return nil, err
+	}
+	if t.Tree != nil && t.Root != nil && len(t.Root.Nodes) == 1 {
+		a, ok := t.Root.Nodes[0].(*parse.ActionNode)
+		r.single = ok && len(a.Pipe.Decl) == 0
+	}
+	return r, nil
+}
+
+// parse makes a tree of its own, which may be rewritten.
+func (r *rendering) parse() (*template.Template, error) {
 	funcs := safeFuncs()
 	funcs[checkFunc] = func(v any) (any, error) {
 		if v == nil {
@@ -69,16 +84,11 @@ func parseTemplate(at, source, left, right string) (*rendering, error) {
 		}
 		return "", nil
 	}
-	var err error
-	r.tmpl, err = template.New("").Delims(left, right).Funcs(funcs).Parse(source)
+	t, err := template.New("").Delims(r.left, r.right).Funcs(funcs).Parse(r.source)
 	if err != nil {
-		return nil, fmt.Errorf("parse the template in %s: %s", at, reason(err))
+		return nil, fmt.Errorf("parse the template in %s: %s", r.at, reason(err))
 	}
-	if tree := r.tmpl.Tree; tree != nil && tree.Root != nil && len(tree.Root.Nodes) == 1 {
-		a, ok := tree.Root.Nodes[0].(*parse.ActionNode)
-		r.single = ok && len(a.Pipe.Decl) == 0
-	}
-	return r, nil
+	return t, nil
 }
 
 // value is what a single expression gives; nil for any other template.
@@ -86,27 +96,27 @@ func (r *rendering) value(data any) (any, error) {
 	if !r.single {
 		return nil, nil
 	}
-	t, err := r.tmpl.Clone()
+	t, err := r.parse()
 	if err != nil {
-		return nil, fmt.Errorf("render the template in %s: %s", r.at, reason(err))
+		return nil, err
 	}
-	pipe(t.Tree.Root.Nodes[0].(*parse.ActionNode).Pipe, t.Tree, keepFunc)
-	err = t.Execute(io.Discard, data)
-	if err != nil {
+	pipe(t.Root.Nodes[0].(*parse.ActionNode).Pipe, t.Tree, keepFunc)
+	if err := t.Execute(io.Discard, data); err != nil {
 		return nil, fmt.Errorf("render the template in %s: %s", r.at, reason(err))
 	}
 	return r.kept, nil
 }
 
-// text executes the template.
+// text executes the template: behind every expression a function refuses what
+// is missing, in every loop one counts.
 func (r *rendering) text(data any) (string, error) {
-	t, err := r.tmpl.Clone()
+	t, err := r.parse()
 	if err != nil {
-		return "", fmt.Errorf("render the template in %s: %s", r.at, reason(err))
+		return "", err
 	}
 	for _, named := range t.Templates() {
-		if named.Tree != nil && named.Tree.Root != nil {
-			guard(named.Tree.Root, named.Tree)
+		if named.Tree != nil && named.Root != nil {
+			guard(named.Root, named.Tree)
 		}
 	}
 	out := &boundedText{}
@@ -116,7 +126,7 @@ func (r *rendering) text(data any) (string, error) {
 	return out.String(), nil
 }
 
-// guard rewrites the tree below a list: see parseTemplate.
+// guard rewrites the tree below a list: see rendering.text.
 func guard(list *parse.ListNode, tree *parse.Tree) {
 	if list == nil {
 		return
@@ -196,7 +206,8 @@ func (b *boundedText) Write(p []byte) (int, error) {
 }
 
 // safeFuncs are sprig's functions without those that read the environment or
-// ask the network, and with bounds on those that make much out of little.
+// ask the network or make keys, each with a bound on what it returns; those that
+// make much out of little look at their arguments first.
 func safeFuncs() template.FuncMap {
 	funcs := template.FuncMap{}
 	for name, f := range sprig.TxtFuncMap() {
@@ -210,50 +221,113 @@ func safeFuncs() template.FuncMap {
 	} {
 		delete(funcs, name)
 	}
-	repeat, until, untilStep := funcs["repeat"].(func(int, string) string), funcs["until"].(func(int) []int), funcs["untilStep"].(func(int, int, int) []int)
-	funcs["repeat"] = func(n int, s string) (string, error) {
-		if n < 0 || len(s) > 0 && n > maxRepeat/len(s) {
-			return "", errTooLong
-		}
-		return repeat(n, s), nil
-	}
-	funcs["until"] = func(n int) ([]int, error) {
-		if n > maxCount || n < -maxCount {
-			return nil, errTooOften
-		}
-		return until(n), nil
-	}
-	funcs["untilStep"] = func(from, to, step int) ([]int, error) {
-		if step == 0 || abs(to-from)/abs(step) > maxCount {
-			return nil, errTooOften
-		}
-		return untilStep(from, to, step), nil
-	}
-	delete(funcs, "seq")
-	for _, name := range []string{"randAlphaNum", "randAlpha", "randNumeric", "randAscii"} {
-		random := funcs[name].(func(int) string)
-		funcs[name] = func(n int) (string, error) {
-			if n < 0 || n > maxCount {
-				return "", errTooLong
-			}
-			return random(n), nil
-		}
-	}
-	for _, name := range []string{"indent", "nindent"} {
-		indent := funcs[name].(func(int, string) string)
-		funcs[name] = func(n int, s string) (string, error) {
-			if n < 0 || n > 1000 || len(s) > maxRepeat {
-				return "", errTooLong
-			}
-			return indent(n, s), nil
-		}
+	// The built-in ones are linear in their arguments, but for these.
+	funcs["print"], funcs["println"], funcs["printf"] = fmt.Sprint, fmt.Sprintln, fmt.Sprintf
+	for name, f := range funcs {
+		funcs[name] = bounded(f, amplifiers[name])
 	}
 	return funcs
 }
 
-func abs(n int) int {
-	if n < 0 {
-		return -n
+// amplifiers are the functions whose result can be as long as the product of
+// their arguments, numbers counted by their value.
+var amplifiers = map[string]bool{
+	"repeat": true, "until": true, "untilStep": true, "seq": true, "indent": true, "nindent": true,
+	"replace": true, "join": true, "printf": true, "wrapWith": true, "wrap": true,
+	"regexReplaceAll": true, "mustRegexReplaceAll": true,
+	"regexReplaceAllLiteral": true, "mustRegexReplaceAllLiteral": true,
+	"randAlphaNum": true, "randAlpha": true, "randNumeric": true, "randAscii": true, "randBytes": true,
+}
+
+// bounded wraps a function: it panics, which the template turns into an error,
+// instead of returning more than maxWeight.
+func bounded(f any, amplifies bool) any {
+	fn := reflect.ValueOf(f)
+	return reflect.MakeFunc(fn.Type(), func(args []reflect.Value) []reflect.Value {
+		if amplifies {
+			product := 1.0
+			for _, a := range args {
+				product *= max(1, extent(a, maxNesting))
+			}
+			if product > maxWeight {
+				panic(errTooLong)
+			}
+		}
+		var results []reflect.Value
+		if fn.Type().IsVariadic() {
+			results = fn.CallSlice(args)
+		} else {
+			results = fn.Call(args)
+		}
+		room := maxWeight
+		for _, r := range results {
+			if room -= weight(r, room, maxNesting); room < 0 {
+				panic(errTooLong)
+			}
+		}
+		return results
+	}).Interface()
+}
+
+// extent is how much longer an argument can make a result: its number, or the
+// sum of its lengths.
+func extent(v reflect.Value, nesting int) float64 {
+	switch {
+	case !v.IsValid() || nesting == 0:
+		return 1
+	case v.CanInt():
+		return math.Abs(float64(v.Int()))
+	case v.CanFloat():
+		return math.Abs(v.Float())
 	}
-	return n
+	switch v.Kind() {
+	case reflect.Interface, reflect.Pointer:
+		return extent(v.Elem(), nesting-1)
+	case reflect.String:
+		n := float64(v.Len())
+		if count, err := strconv.ParseFloat(v.String(), 64); err == nil && v.Type() == reflect.TypeFor[json.Number]() {
+			n = max(n, math.Abs(count))
+		}
+		return n
+	case reflect.Slice, reflect.Array:
+		sum := 0.0
+		for i := range v.Len() {
+			sum += 1 + extent(v.Index(i), nesting-1)
+		}
+		return sum
+	}
+	return 1
+}
+
+// weight is how much a value holds, counted as often as it is referred to; it
+// stops beyond room.
+func weight(v reflect.Value, room, nesting int) int {
+	if !v.IsValid() || room < 0 {
+		return 1
+	}
+	if nesting == 0 {
+		return maxWeight + 1
+	}
+	switch v.Kind() {
+	case reflect.Interface, reflect.Pointer:
+		return 1 + weight(v.Elem(), room-1, nesting-1)
+	case reflect.String:
+		return 1 + v.Len()
+	case reflect.Slice, reflect.Array:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return 1 + v.Len()
+		}
+		sum := 1
+		for i := 0; i < v.Len() && sum <= room; i++ {
+			sum += weight(v.Index(i), room-sum, nesting-1)
+		}
+		return sum
+	case reflect.Map:
+		sum := 1
+		for it := v.MapRange(); it.Next() && sum <= room; {
+			sum += weight(it.Key(), room-sum, nesting-1) + weight(it.Value(), room-sum, nesting-1)
+		}
+		return sum
+	}
+	return 1
 }
