@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/terrace-dev/terrace/api/infra/v1alpha2"
 )
 
 func TestDecide(t *testing.T) {
@@ -71,5 +73,13 @@ func TestDecide(t *testing.T) {
 				t.Errorf("%s\n(-want +got):\n%s", tc.reason, diff)
 			}
 		})
+	}
+}
+
+func TestWords(t *testing.T) {
+	got := []string{auto, disable, replanPrefix}
+	want := []string{v1alpha2.ApprovePlanAuto, v1alpha2.ApprovePlanDisable, v1alpha2.ApprovePlanReplanPrefix}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("words of spec.approvePlan (-api +approval):\n%s", diff)
 	}
 }
