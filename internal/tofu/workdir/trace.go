@@ -23,6 +23,12 @@ var reads = map[string]bool{
 	"filebase64sha256": true, "filebase64sha512": true,
 }
 
+// evaluated are the functions that scope.call knows.
+var evaluated = map[string]bool{
+	"abspath": true, "dirname": true, "basename": true, "join": true, "format": true,
+	"try": true, "coalesce": true, "lower": true,
+}
+
 // visit reads a module as one caller sees it: args are what the caller passes,
 // nil for the root module, whose variables come from elsewhere.
 func (r *tracer) visit(dir string, args map[string]value, depth int) error {
@@ -318,22 +324,60 @@ func (r *tracer) template(at string) error {
 // unit: arguments of resources, mostly. Here nothing is refused: it may be no
 // path at all.
 func (r *tracer) strings(s *scope, l located) error {
-	var failed error
-	_ = hclsyntax.VisitAll(l.expr, func(n hclsyntax.Node) hcl.Diagnostics {
-		if failed != nil {
-			return nil
-		}
-		switch e := n.(type) {
-		case *hclsyntax.TemplateExpr, *hclsyntax.TemplateWrapExpr, *hclsyntax.FunctionCallExpr:
-			failed = r.mention(s.eval(e.(hclsyntax.Expression)), l)
-		case *hclsyntax.ScopeTraversalExpr:
-			if root := e.Traversal.RootName(); root == "local" || root == "var" {
-				failed = r.mention(s.eval(e), l)
-			}
-		}
+	w := &mentions{tracer: r, scope: s, in: l}
+	_ = hclsyntax.Walk(l.expr, w)
+	return w.failed
+}
+
+// mentions walks an expression and looks at the outermost strings in it: what a
+// path is put together from is no path yet.
+type mentions struct {
+	tracer *tracer
+	scope  *scope
+	in     located
+	inside int
+	failed error
+}
+
+// Enter looks at a string.
+func (w *mentions) Enter(n hclsyntax.Node) hcl.Diagnostics {
+	e, considered := w.outermost(n)
+	if !considered {
 		return nil
-	})
-	return failed
+	}
+	if w.inside++; w.inside == 1 && e != nil && w.failed == nil {
+		w.failed = w.tracer.mention(w.scope.eval(e), w.in)
+	}
+	return nil
+}
+
+// Exit leaves it.
+func (w *mentions) Exit(n hclsyntax.Node) hcl.Diagnostics {
+	if _, considered := w.outermost(n); considered {
+		w.inside--
+	}
+	return nil
+}
+
+// outermost says whether a node is a string as a whole. Of a function that reads
+// files the argument has been looked at already.
+func (w *mentions) outermost(n hclsyntax.Node) (e hclsyntax.Expression, considered bool) {
+	switch n := n.(type) {
+	case *hclsyntax.TemplateExpr:
+		return n, true
+	case *hclsyntax.TemplateWrapExpr:
+		return n, true
+	case *hclsyntax.ScopeTraversalExpr:
+		return n, true
+	case *hclsyntax.FunctionCallExpr:
+		switch name := functionName(n); {
+		case reads[name] || name == "fileset":
+			return nil, true
+		case evaluated[name]:
+			return n, true
+		}
+	}
+	return nil, false
 }
 
 func (r *tracer) mention(v value, l located) error {
