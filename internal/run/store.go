@@ -1,0 +1,234 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package run
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrInUse says that another executor has the directory.
+var ErrInUse = errors.New("in use by another process")
+
+// store is the directory of an executor:
+//
+//	_lock                              held while an executor lives
+//	_active/RUN-UNIT.jsonl             journals of runs that have begun and not ended
+//	NAMESPACE/KIND-NAME/RUN.jsonl      their records, once they have
+//	NAMESPACE/KIND-NAME/RUN.log        their logs
+//
+// Names that begin with "_" cannot be namespaces. Only _active has to be read at
+// start, however many units there are.
+type store struct {
+	dir  string
+	lock *os.File
+	keep int // runs of a unit
+}
+
+const (
+	lockName   = "_lock"
+	activeName = "_active"
+	recordExt  = ".jsonl"
+	logExt     = ".log"
+)
+
+func openStore(dir string, keep int) (store, error) {
+	if dir == "" {
+		return store{}, errors.New("no directory is given")
+	}
+	if err := mkdir(filepath.Join(dir, activeName)); err != nil {
+		return store{}, err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return store{}, err
+	}
+	// A second executor would take the first one's runs for orphans and end them.
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return store{}, ErrInUse
+		}
+		return store{}, fmt.Errorf("lock %s: %w", lockName, err)
+	}
+	return store{dir: dir, lock: lock, keep: keep}, nil
+}
+
+func (s *store) close() { s.lock.Close() }
+
+// fileName makes a file name of a name that somebody else chose.
+func fileName(s string) string {
+	s = url.PathEscape(s)
+	if s == "" {
+		return "_"
+	}
+	if s[0] == '_' || s[0] == '.' {
+		s = fmt.Sprintf("%%%02X", s[0]) + s[1:]
+	}
+	// File systems stop at 255 bytes, and extensions follow.
+	const limit = 180
+	if len(s) > limit {
+		s = s[:limit-17] + "~" + hash(s)
+	}
+	return s
+}
+
+func hash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:8])
+}
+
+func (s *store) unitDir(u Unit) string {
+	return filepath.Join(s.dir, fileName(u.Namespace), fileName(u.Kind+"-"+u.Name))
+}
+
+func (s *store) logPath(u Unit, run string) string {
+	return filepath.Join(s.unitDir(u), run+logExt)
+}
+
+func (s *store) recordPath(u Unit, run string) string {
+	return filepath.Join(s.unitDir(u), run+recordExt)
+}
+
+func (s *store) activePath(u Unit, run string) string {
+	return filepath.Join(s.dir, activeName, run+"-"+hash(u.String())+recordExt)
+}
+
+// unfinished returns the runs that have begun and not ended, oldest first.
+func (s *store) unfinished() ([]Record, error) {
+	names, err := filepath.Glob(filepath.Join(s.dir, activeName, "*"+recordExt))
+	if err != nil {
+		return nil, err
+	}
+	var out []Record
+	for _, name := range names {
+		rec, err := readRecord(name)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case rec.Run == "":
+			// The crash came before the first entry was on disk, and so before
+			// the run was let go.
+			err = os.Remove(name)
+		case !rec.Ended.IsZero():
+			err = s.archive(name, rec.Unit, rec.Run)
+		default:
+			out = append(out, rec)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(out, func(a, b Record) int { return strings.Compare(a.Run, b.Run) })
+	return out, nil
+}
+
+// archive moves a journal to the records of its unit.
+func (s *store) archive(path string, u Unit, run string) error {
+	if err := mkdir(s.unitDir(u)); err != nil {
+		return err
+	}
+	return os.Rename(path, s.recordPath(u, run))
+}
+
+// records returns the records of a unit, oldest first.
+func (s *store) records(u Unit) ([]Record, error) {
+	runs, err := s.runs(u)
+	if err != nil {
+		return nil, err
+	}
+	var out []Record
+	for _, run := range runs {
+		rec, err := readRecord(s.recordPath(u, run))
+		if errors.Is(err, fs.ErrNotExist) {
+			rec, err = readRecord(s.activePath(u, run))
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || err == nil && rec.Run == "":
+			continue // it runs and has started nothing yet, or a crash took its record
+		case err != nil:
+			return nil, err
+		}
+		out = append(out, rec)
+	}
+	return out, nil
+}
+
+// runs returns the ids of the runs of a unit that are kept, oldest first.
+func (s *store) runs(u Unit) ([]string, error) {
+	entries, err := os.ReadDir(s.unitDir(u))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, runOf(e.Name()))
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// runOf returns the run that a file in a unit's directory belongs to.
+func runOf(name string) string {
+	if run, ok := strings.CutSuffix(name, recordExt); ok {
+		return run
+	}
+	if i := strings.LastIndex(name, logExt); i >= 0 {
+		return name[:i]
+	}
+	return name
+}
+
+// prune removes what is older than the last runs that are kept.
+func (s *store) prune(u Unit) error {
+	runs, err := s.runs(u)
+	if err != nil || len(runs) <= s.keep {
+		return err
+	}
+	oldest := runs[len(runs)-s.keep]
+	entries, err := os.ReadDir(s.unitDir(u))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if runOf(e.Name()) < oldest {
+			errs = append(errs, os.Remove(filepath.Join(s.unitDir(u), e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *store) remove(u Unit) error {
+	if err := os.RemoveAll(s.unitDir(u)); err != nil {
+		return err
+	}
+	// The directory of the namespace goes with its last unit; it is not empty before.
+	_ = os.Remove(filepath.Dir(s.unitDir(u)))
+	return nil
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
