@@ -69,7 +69,8 @@ func crash(dir, script string) {
 				return nil, err
 			}
 			fmt.Printf("%d %s", cmd.Process.Pid, line)
-			return nil, cmd.Wait()
+			_ = cmd.Wait()
+			select {} // the run must not end before it is killed
 		},
 	})
 	select {}
