@@ -171,7 +171,7 @@ func TestKilledWithOrphan(t *testing.T) {
 		},
 		"LeaderIsGone": {
 			reason: "what the dead process left is known by its mark only",
-			script: `sleep 1000 >/dev/null & echo $!`,
+			script: `sh -c 'trap "" INT; echo $$; exec sleep 1000 >/dev/null' &`,
 			grace:  200 * time.Millisecond,
 			want:   Interruption{Orphaned: true, Killed: true},
 			err:    "what it left behind was killed",
