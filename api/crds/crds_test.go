@@ -160,6 +160,15 @@ func TestEveryFieldIsKept(t *testing.T) {
 	for _, version := range []string{"v1alpha1", "v1alpha2"} {
 		t.Run(version, func(t *testing.T) {
 			want := parse(t, data)
+			for _, part := range []string{"spec", "status"} {
+				for _, v := range terraforms(t).Spec.Versions {
+					for field := range v.Schema.OpenAPIV3Schema.Properties[part].Properties {
+						if _, ok := want[part].(map[string]any)[field]; !ok {
+							t.Errorf("testdata/every-field.yaml does not set %s.%s", part, field)
+						}
+					}
+				}
+			}
 			want["apiVersion"] = "infra.contrib.fluxcd.io/" + version
 			got := runtime.DeepCopyJSON(want)
 			if err := admit(t, version, got); err != nil {

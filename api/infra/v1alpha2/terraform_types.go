@@ -452,7 +452,7 @@ type PlanRecord struct {
 
 	// At is the time when the plan was made.
 	// +optional
-	At metav1.Time `json:"at,omitempty"`
+	At metav1.Time `json:"at,omitzero"`
 }
 
 // OutputsStatus describes an output Secret that was written.
