@@ -22,8 +22,8 @@ import (
 )
 
 // Filter reports whether an entry is left out of an archive; name is relative
-// to the archived directory, with slashes. Nothing below a directory that is
-// left out is asked about.
+// to the archived directory, with slashes. What is below a directory that is
+// left out is asked about too: Flux lets a later pattern take it in again.
 type Filter func(name string, info fs.FileInfo) bool
 
 // Modes in archives, as Flux writes them.
@@ -57,9 +57,6 @@ func archive(ctx context.Context, w io.Writer, dir string, filter Filter, max in
 			return err
 		}
 		if name != "." && filter != nil && filter(name, info) {
-			if e.IsDir() {
-				return fs.SkipDir
-			}
 			return nil
 		}
 		return add(tw, root, name, info)

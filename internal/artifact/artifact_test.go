@@ -138,14 +138,14 @@ func TestArchiveLeavesOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	var asked []string
-	a, err := s.Archive(t.Context(), source, "r", "f.tar.gz", dir, func(name string, info fs.FileInfo) bool {
+	a, err := s.Archive(t.Context(), source, "r", "f.tar.gz", dir, func(name string, _ fs.FileInfo) bool {
 		asked = append(asked, name)
-		return strings.HasSuffix(name, ".png") || info.Name() == ".git"
+		return strings.HasSuffix(name, ".png") || name == ".git" || strings.Contains(name, ".git/") || name == "sub/.git"
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{".git", "drop.png", "keep.tf", "sub", "sub/.git", "sub/keep"}, asked); diff != "" {
+	if diff := cmp.Diff([]string{".git", ".git/HEAD", "drop.png", "keep.tf", "sub", "sub/.git", "sub/.git/x", "sub/keep"}, asked); diff != "" {
 		t.Error(diff)
 	}
 	tree, release, err := s.Tree(t.Context(), a)
