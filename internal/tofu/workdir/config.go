@@ -5,6 +5,7 @@ package workdir
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type config struct {
 	backend           *Declared
 	providers         map[string]Provider
 	core              []string
+	size              int // bytes
 }
 
 // call is a module block.
@@ -79,6 +81,7 @@ func (r *tracer) load(dir string) (*config, error) {
 			r.whole(path.Join(dir, name) + " is too long or too deep to be parsed here")
 			continue
 		}
+		c.size += len(src)
 		file := path.Join(dir, name)
 		if strings.HasSuffix(name, ".json") {
 			c.readJSON(dir, file, src)
@@ -86,7 +89,19 @@ func (r *tracer) load(dir string) (*config, error) {
 			r.whole(file + " is too long or too deep to be parsed here")
 		}
 	}
+	c.sort()
 	return c, nil
+}
+
+// sort puts the expressions in the order of the text, whatever order the maps
+// of the parser gave: the same files must give the same reach, also where a
+// bound is met.
+func (c *config) sort() {
+	for _, list := range [][]located{c.uses, c.definitions} {
+		slices.SortStableFunc(list, func(a, b located) int {
+			return cmp.Or(strings.Compare(a.file, b.file), cmp.Compare(a.expr.Range().Start.Byte, b.expr.Range().Start.Byte))
+		})
+	}
 }
 
 // configFiles lists the files of a directory that the engine reads as
@@ -342,8 +357,8 @@ func (c *config) readJSON(dir, file string, src []byte) {
 		return
 	}
 	j := jsonReader{c: c, dir: dir, file: file}
-	for kind, content := range top {
-		for _, m := range objects(content) {
+	for _, kind := range sortedKeys(top) {
+		for _, m := range objects(top[kind]) {
 			j.block(kind, m)
 		}
 	}
@@ -362,11 +377,11 @@ func (j jsonReader) block(kind string, m map[string]any) {
 		j.terraform(m)
 		j.uses(m)
 	case "locals":
-		for name, v := range m {
-			if e := j.expr(v); e != nil {
+		for _, name := range sortedKeys(m) {
+			if e := j.expr(m[name]); e != nil {
 				c.locals[name] = e
 			}
-			j.definitions(v)
+			j.definitions(m[name])
 		}
 	case "variable":
 		for name, v := range m {
@@ -377,13 +392,14 @@ func (j jsonReader) block(kind string, m map[string]any) {
 			}
 		}
 	case "module":
-		for name, v := range m {
-			for _, body := range objects(v) {
+		for _, name := range sortedKeys(m) {
+			for _, body := range objects(m[name]) {
 				j.module(name, body)
 			}
 		}
 	case "resource", "data", "ephemeral":
-		for kind, v := range m {
+		for _, kind := range sortedKeys(m) {
+			v := m[kind]
 			c.provider(j.dir, typeProvider(kind), "", "")
 			j.uses(v)
 			for _, named := range objects(v) {
@@ -435,7 +451,8 @@ func (j jsonReader) terraform(m map[string]any) {
 
 func (j jsonReader) module(name string, body map[string]any) {
 	m := call{name: name, args: map[string]hclsyntax.Expression{}, where: j.file}
-	for key, v := range body {
+	for _, key := range sortedKeys(body) {
+		v := body[key]
 		switch key {
 		case "source":
 			m.source = j.expr(v)
@@ -478,8 +495,8 @@ func (j jsonReader) each(v any, to *[]located) {
 			j.each(item, to)
 		}
 	case map[string]any:
-		for _, item := range v {
-			j.each(item, to)
+		for _, key := range sortedKeys(v) {
+			j.each(v[key], to)
 		}
 	}
 }

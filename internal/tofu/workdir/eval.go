@@ -19,7 +19,9 @@ const cwdMark = "/\x00cwd"
 const (
 	maxAlternatives = 32
 	maxText         = 4096
-	maxEval         = 64
+	maxEval         = 64  // nesting within one expression
+	maxChain        = 100 // locals that are made of locals
+	maxParts        = 256 // of one template
 )
 
 // value is what a string expression may be: one or more alternatives. No
@@ -106,7 +108,10 @@ func (s *scope) eval(e hclsyntax.Expression) value {
 		return s.eval(e.Wrapped)
 	case *hclsyntax.TemplateExpr:
 		v := known("")
-		for _, part := range e.Parts {
+		for i, part := range e.Parts {
+			if i == maxParts {
+				return v.concat(unknown())
+			}
 			v = v.concat(s.eval(part))
 		}
 		return v
@@ -173,15 +178,18 @@ func (s *scope) local(name string) value {
 		return v
 	}
 	e, ok := s.locals[name]
-	if !ok || s.open[name] {
+	if !ok || s.open[name] || len(s.open) >= maxChain {
 		return unknown()
 	}
 	s.open[name] = true
+	depth := s.depth
+	s.depth = 0
+	// What is not known because a chain is too long or a circle is remembered
+	// as well: else the work would grow with the number of ways through it.
 	v := s.eval(e)
+	s.memo[name] = v
+	s.depth = depth
 	delete(s.open, name)
-	if s.depth < maxEval/2 { // else it may be unknown only for being deep
-		s.memo[name] = v
-	}
 	return v
 }
 
@@ -228,6 +236,9 @@ func (s *scope) join(separator, list hclsyntax.Expression) value {
 	sep := s.eval(separator)
 	v := known("")
 	for i, item := range tuple.Exprs {
+		if i == maxParts {
+			return v.concat(unknown())
+		}
 		if i > 0 {
 			v = v.concat(sep)
 		}

@@ -181,6 +181,7 @@ type tracer struct {
 	templates map[string]bool
 	visits    int
 	parsed    int
+	work      int // bytes of configuration visited, as often as they were
 
 	out *Reach
 }

@@ -45,6 +45,10 @@ func (r *tracer) visit(dir string, args map[string]value, depth int) error {
 	if err != nil {
 		return fmt.Errorf("read module %s: %w", dir, err)
 	}
+	if r.work += c.size; r.work > maxParsedTotal {
+		r.whole("there is too much configuration to follow")
+		return nil
+	}
 	r.declare(dir, c)
 	s := r.scope(dir, c, args)
 	for _, list := range [][]located{c.uses, c.definitions} {
