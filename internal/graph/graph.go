@@ -36,31 +36,33 @@ func compare(a, b Node) int {
 	)
 }
 
-// Graph holds units and which of them depend on which. The zero value is empty
-// and ready. It is not safe for concurrent use while it is changed.
+// Graph holds units and which of them depend on which. It is made by New, and not
+// safe for concurrent use while it is changed.
 type Graph struct {
 	needs map[Node]map[Node]bool
 	needy map[Node]map[Node]bool
 }
 
-// Add adds a unit and what it depends on. A dependency that is not a unit itself
-// becomes a node without dependencies. Adding the same unit again adds to its
-// dependencies; a unit that depends on itself is a cycle of one.
-func (g *Graph) Add(unit Node, dependencies ...Node) {
-	g.node(unit)
-	for _, d := range dependencies {
-		g.node(d)
-		g.needs[unit][d] = true
-		g.needy[d][unit] = true
+// New returns an empty graph.
+func New() *Graph {
+	return &Graph{needs: map[Node]map[Node]bool{}, needy: map[Node]map[Node]bool{}}
+}
+
+// Add adds a unit. One that is there already keeps its dependencies.
+func (g *Graph) Add(unit Node) {
+	if g.needs[unit] == nil {
+		g.needs[unit], g.needy[unit] = map[Node]bool{}, map[Node]bool{}
 	}
 }
 
-func (g *Graph) node(n Node) {
-	if g.needs == nil {
-		g.needs, g.needy = map[Node]map[Node]bool{}, map[Node]map[Node]bool{}
-	}
-	if g.needs[n] == nil {
-		g.needs[n], g.needy[n] = map[Node]bool{}, map[Node]bool{}
+// DependsOn adds dependencies to a unit, and the unit and the dependencies as far
+// as they are not there. A unit that depends on itself is a cycle of one.
+func (g *Graph) DependsOn(unit Node, dependencies ...Node) {
+	g.Add(unit)
+	for _, d := range dependencies {
+		g.Add(d)
+		g.needs[unit][d] = true
+		g.needy[d][unit] = true
 	}
 }
 
@@ -135,7 +137,8 @@ func (g *Graph) Levels() [][]Node {
 // Cycles returns one cycle for each group of nodes that depend on each other, the
 // shortest through its first node: each node of it depends on the next, and the
 // last on the first. A cycle begins with the node that comes first in the order
-// of Nodes, so that the same cycle reads the same each time. No cycle gives nil.
+// of Nodes, so that the same cycle reads the same each time. A node of the group
+// need not be on it; CycleThrough has the one that it is on. No cycle gives nil.
 func (g *Graph) Cycles() [][]Node {
 	var cycles [][]Node
 	for _, group := range g.components() {

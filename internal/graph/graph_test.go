@@ -10,13 +10,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/terrace-dev/terrace/api/infra/v1alpha2"
 )
 
 // build makes a graph of a text: "a: b c" says that a depends on b and c.
 func build(text string) *Graph {
-	g := &Graph{}
+	g := New()
 	for _, line := range strings.Split(text, ";") {
 		unit, needs, _ := strings.Cut(line, ":")
 		if unit = strings.TrimSpace(unit); unit == "" {
@@ -26,7 +24,7 @@ func build(text string) *Graph {
 		for _, n := range strings.Fields(needs) {
 			nodes = append(nodes, node(n))
 		}
-		g.Add(node(unit), nodes...)
+		g.DependsOn(node(unit), nodes...)
 	}
 	return g
 }
@@ -122,10 +120,10 @@ func TestCycleThrough(t *testing.T) {
 
 // TestKinds: the same name in another kind, group or namespace is another node.
 func TestKinds(t *testing.T) {
-	g := &Graph{}
-	g.Add(Node{Kind: "Terraform", Namespace: "a", Name: "x"}, Node{Kind: "Kustomization", Namespace: "a", Name: "x"})
-	g.Add(Node{Kind: "Kustomization", Namespace: "a", Name: "x"}, Node{Group: "apps", Kind: "Kustomization", Namespace: "a", Name: "x"})
-	g.Add(Node{Group: "apps", Kind: "Kustomization", Namespace: "a", Name: "x"}, Node{Kind: "Kustomization", Namespace: "b", Name: "x"})
+	g := New()
+	g.DependsOn(Node{Kind: "Terraform", Namespace: "a", Name: "x"}, Node{Kind: "Kustomization", Namespace: "a", Name: "x"})
+	g.DependsOn(Node{Kind: "Kustomization", Namespace: "a", Name: "x"}, Node{Group: "apps", Kind: "Kustomization", Namespace: "a", Name: "x"})
+	g.DependsOn(Node{Group: "apps", Kind: "Kustomization", Namespace: "a", Name: "x"}, Node{Kind: "Kustomization", Namespace: "b", Name: "x"})
 	var got []string
 	for _, n := range g.Order() {
 		got = append(got, n.String())
@@ -140,10 +138,10 @@ func TestKinds(t *testing.T) {
 func TestRandom(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
-		g := &Graph{}
+		g := New()
 		n := 1 + rnd.IntN(12)
 		for range rnd.IntN(20) {
-			g.Add(node(fmt.Sprint(rnd.IntN(n))), node(fmt.Sprint(rnd.IntN(n))))
+			g.DependsOn(node(fmt.Sprint(rnd.IntN(n))), node(fmt.Sprint(rnd.IntN(n))))
 		}
 		place := map[Node]int{}
 		for i, n := range g.Order() {
@@ -178,10 +176,10 @@ func TestRandom(t *testing.T) {
 
 // TestLongChain: dependencies can be as deep as there are units.
 func TestLongChain(t *testing.T) {
-	g := &Graph{}
+	g := New()
 	const n = 20000
 	for i := range n {
-		g.Add(node(fmt.Sprintf("%06d", i+1)), node(fmt.Sprintf("%06d", i)))
+		g.DependsOn(node(fmt.Sprintf("%06d", i+1)), node(fmt.Sprintf("%06d", i)))
 	}
 	if got := len(g.Order()); got != n+1 {
 		t.Errorf("%d nodes in order, want %d", got, n+1)
@@ -189,7 +187,7 @@ func TestLongChain(t *testing.T) {
 	if c := g.Cycles(); c != nil {
 		t.Errorf("cycles of a chain: %v", c)
 	}
-	g.Add(node("000000"), node(fmt.Sprintf("%06d", n)))
+	g.DependsOn(node("000000"), node(fmt.Sprintf("%06d", n)))
 	if c := g.Cycles(); len(c) != 1 || len(c[0]) != n+1 {
 		t.Errorf("a ring of %d nodes is not found", n+1)
 	}
@@ -214,16 +212,16 @@ func TestParseDependsOn(t *testing.T) {
 			{Kind: "Terraform", Namespace: "apps", Name: "b"}, {Kind: "Terraform", Namespace: "a", Name: "b"}, {Kind: "HelmRelease", Namespace: "apps", Name: "c"},
 		}},
 		"Twice":     {reason: "Once is enough.", value: "Terraform/b, Terraform/apps/b", want: []Node{{Kind: "Terraform", Namespace: "apps", Name: "b"}}},
-		"NoKind":    {reason: "A bare name says too little.", value: "network", err: `read annotation terrace.dev/depends-on: "network": want Kind/name or Kind/namespace/name`},
-		"TooMany":   {reason: "The API version is not part of it.", value: "infra/v1/Terraform/a", err: `read annotation terrace.dev/depends-on: "infra/v1/Terraform/a": want Kind/name or Kind/namespace/name`},
-		"LowerKind": {reason: "A plural is not a kind.", value: "terraforms/a", err: `read annotation terrace.dev/depends-on: "terraforms/a": the kind has to be a word that begins with a capital letter, such as Terraform`},
-		"EmptyKind": {reason: "A kind is needed.", value: "/a", err: `read annotation terrace.dev/depends-on: "/a": the kind has to be a word that begins with a capital letter, such as Terraform`},
-		"NoGroup":   {reason: "A dot promises a group.", value: "Terraform./a", err: `read annotation terrace.dev/depends-on: "Terraform./a": what follows the kind's dot has to be an API group, such as apps`},
-		"Spaces":    {reason: "A forgotten comma.", value: "Terraform/a Terraform/b", err: `read annotation terrace.dev/depends-on: "Terraform/a Terraform/b": the namespace is not a valid name`},
-		"NoName":    {reason: "A name is needed.", value: "Terraform/a/", err: `read annotation terrace.dev/depends-on: "Terraform/a/": the name is not a valid name`},
-		"LongSpace": {reason: "No namespace is that long.", value: "Terraform/" + long + "/a", err: `read annotation terrace.dev/depends-on: "Terraform/` + long + `/a": the namespace is not a valid name`},
+		"NoKind":    {reason: "A bare name says too little.", value: "network", err: `"network": want Kind/name or Kind/namespace/name`},
+		"TooMany":   {reason: "The API version is not part of it.", value: "infra/v1/Terraform/a", err: `"infra/v1/Terraform/a": want Kind/name or Kind/namespace/name`},
+		"LowerKind": {reason: "A plural is not a kind.", value: "terraforms/a", err: `"terraforms/a": the kind has to be a word that begins with a capital letter, such as Terraform`},
+		"EmptyKind": {reason: "A kind is needed.", value: "/a", err: `"/a": the kind has to be a word that begins with a capital letter, such as Terraform`},
+		"NoGroup":   {reason: "A dot promises a group.", value: "Terraform./a", err: `"Terraform./a": what follows the kind's dot has to be an API group, such as apps`},
+		"Spaces":    {reason: "A forgotten comma.", value: "Terraform/a Terraform/b", err: `"Terraform/a Terraform/b": the namespace is not a valid name`},
+		"NoName":    {reason: "A name is needed.", value: "Terraform/a/", err: `"Terraform/a/": the name is not a valid name`},
+		"LongSpace": {reason: "No namespace is that long.", value: "Terraform/" + long + "/a", err: `"Terraform/` + long + `/a": the namespace is not a valid name`},
 		"All": {reason: "Each wrong entry is told, so that one correction does.", value: "a, Terraform/b, c",
-			err: `read annotation terrace.dev/depends-on: "a": want Kind/name or Kind/namespace/name; "c": want Kind/name or Kind/namespace/name`},
+			err: `"a": want Kind/name or Kind/namespace/name; "c": want Kind/name or Kind/namespace/name`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -271,10 +269,4 @@ func FuzzParseDependsOn(f *testing.F) {
 			t.Errorf("%q (-first +second):\n%s", value, diff)
 		}
 	})
-}
-
-func TestAnnotationName(t *testing.T) {
-	if dependsOn != v1alpha2.DependsOnAnnotation {
-		t.Errorf("messages speak of %s, the annotation is %s", dependsOn, v1alpha2.DependsOnAnnotation)
-	}
 }

@@ -4,18 +4,16 @@
 package graph
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 )
 
-// dependsOn is the annotation, here for messages; the api package has it for everybody.
-const dependsOn = "terrace.dev/depends-on"
-
-// maxReferences bounds the references of one annotation.
+// maxReferences bounds the references of one value.
 const maxReferences = 256
 
-// ParseDependsOn reads the value of the annotation: references with commas or
+// ParseDependsOn reads a value of the annotation terrace.dev/depends-on: references with commas or
 // line breaks between them, each of them
 //
 //	Kind/name                   in the namespace of the unit
@@ -23,7 +21,8 @@ const maxReferences = 256
 //	Kind.group/namespace/name   where the kind alone could mean two
 //
 // in any of the combinations. Empty entries are passed over; a reference given
-// twice is taken once, at its first place. The error names every entry that is wrong.
+// twice is taken once, at its first place. The error names every entry that is wrong,
+// and leaves it to the caller to say of which object.
 func ParseDependsOn(value, namespace string) ([]Node, error) {
 	var nodes []Node
 	var wrong []string
@@ -41,11 +40,11 @@ func ParseDependsOn(value, namespace string) ([]Node, error) {
 			nodes = append(nodes, n)
 		}
 		if len(nodes) > maxReferences {
-			return nil, fmt.Errorf("read annotation %s: more than %d references", dependsOn, maxReferences)
+			return nil, fmt.Errorf("more than %d references", maxReferences)
 		}
 	}
 	if len(wrong) > 0 {
-		return nil, fmt.Errorf("read annotation %s: %s", dependsOn, strings.Join(wrong, "; "))
+		return nil, errors.New(strings.Join(wrong, "; "))
 	}
 	return nodes, nil
 }
