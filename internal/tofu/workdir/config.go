@@ -21,6 +21,8 @@ import (
 
 const (
 	cloudBlock = "cloud"
+	// builtinProvider is part of the engine.
+	builtinProvider = "terraform"
 	// templateFile is rendered to renderedFile before tofu runs.
 	templateFile = "main.tf.tpl"
 	renderedFile = "main.tf"
@@ -298,8 +300,8 @@ func requirement(e hclsyntax.Expression) (source, version string) {
 }
 
 func (c *config) provider(dir, name, source, version string) {
-	if name == "" {
-		return
+	if name == "" || name == builtinProvider && source == "" {
+		return // nothing to install
 	}
 	p := c.providers[name]
 	p.In, p.Name = dir, name

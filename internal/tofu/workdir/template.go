@@ -22,10 +22,17 @@ import (
 // its memory or its time.
 const (
 	maxRendered = 8 << 20
-	maxLoops    = 1 << 20
-	maxWeight   = 4 << 20 // of what one function returns, in bytes or items
+	maxLoops    = 100_000
+	maxWeight   = 4 << 20  // of what one function returns, in bytes or items
+	maxSpent    = 64 << 20 // of all that functions take and return
 	maxNesting  = 100
 )
+
+// missingError is an expression that gives nothing.
+type missingError struct{ expr string }
+
+// Error names the expression as it is written.
+func (e missingError) Error() string { return "<" + e.expr + ">: " + errMissing.Error() }
 
 var (
 	errMissing  = errors.New("there is no such value")
@@ -36,7 +43,7 @@ var (
 // rendering is a template that can be executed.
 type rendering struct {
 	at, source, left, right string
-	loops                   int
+	loops, spent            int
 	kept                    any
 	// single says that it is one expression and nothing else.
 	single bool
@@ -64,19 +71,16 @@ func parseTemplate(at, source, left, right string) (*rendering, error) {
 
 // parse makes a tree of its own, which may be rewritten.
 func (r *rendering) parse() (*template.Template, error) {
-	funcs := safeFuncs()
-	funcs[checkFunc] = func(v any) (any, error) {
+	funcs := r.safeFuncs()
+	funcs[checkFunc] = func(expr string, v any) (any, error) {
 		if v == nil {
-			return nil, errMissing
+			return nil, missingError{expr}
 		}
 		return v, nil
 	}
-	funcs[keepFunc] = func(v any) (any, error) {
-		if v == nil {
-			return nil, errMissing
-		}
+	funcs[keepFunc] = func(v any) string {
 		r.kept = v
-		return "", nil
+		return ""
 	}
 	funcs[loopFunc] = func() (string, error) {
 		if r.loops++; r.loops > maxLoops {
@@ -135,7 +139,10 @@ func guard(list *parse.ListNode, tree *parse.Tree) {
 		switch n := node.(type) {
 		case *parse.ActionNode:
 			if len(n.Pipe.Decl) == 0 {
-				pipe(n.Pipe, tree, checkFunc)
+				expr := n.Pipe.String()
+				pipe(n.Pipe, tree, checkFunc, &parse.StringNode{
+					NodeType: parse.NodeString, Pos: n.Pos, Quoted: strconv.Quote(expr), Text: expr,
+				})
 			}
 		case *parse.IfNode:
 			guard(n.List, tree)
@@ -151,11 +158,11 @@ func guard(list *parse.ListNode, tree *parse.Tree) {
 	}
 }
 
-// pipe appends a function to an expression.
-func pipe(p *parse.PipeNode, tree *parse.Tree, name string) {
+// pipe appends a function to an expression; its last argument is the value.
+func pipe(p *parse.PipeNode, tree *parse.Tree, name string, args ...parse.Node) {
 	p.Cmds = append(p.Cmds, &parse.CommandNode{
 		NodeType: parse.NodeCommand, Pos: p.Pos,
-		Args: []parse.Node{parse.NewIdentifier(name).SetTree(tree).SetPos(p.Pos)},
+		Args: append([]parse.Node{parse.NewIdentifier(name).SetTree(tree).SetPos(p.Pos)}, args...),
 	})
 }
 
@@ -173,7 +180,11 @@ func reason(err error) string {
 	if !errors.As(err, &exec) {
 		return strings.TrimPrefix(err.Error(), "template: ")
 	}
-	for _, known := range []error{errMissing, errTooLong, errTooOften} {
+	var missing missingError
+	if errors.As(err, &missing) {
+		return missing.Error()
+	}
+	for _, known := range []error{errTooLong, errTooOften} {
 		if errors.Is(err, known) {
 			return place(err.Error()) + known.Error()
 		}
@@ -191,7 +202,7 @@ func place(text string) string {
 	if !ok || len(expr) > 200 {
 		return ""
 	}
-	return "<" + strings.ReplaceAll(expr, " | "+checkFunc, "") + ">: "
+	return "<" + expr + ">: "
 }
 
 // boundedText is a strings.Builder with an end.
@@ -208,7 +219,7 @@ func (b *boundedText) Write(p []byte) (int, error) {
 // safeFuncs are sprig's functions without those that read the environment or
 // ask the network or make keys, each with a bound on what it returns; those that
 // make much out of little look at their arguments first.
-func safeFuncs() template.FuncMap {
+func (r *rendering) safeFuncs() template.FuncMap {
 	funcs := template.FuncMap{}
 	for name, f := range sprig.TxtFuncMap() {
 		funcs[name] = f
@@ -224,7 +235,7 @@ func safeFuncs() template.FuncMap {
 	// The built-in ones are linear in their arguments, but for these.
 	funcs["print"], funcs["println"], funcs["printf"] = fmt.Sprint, fmt.Sprintln, fmt.Sprintf
 	for name, f := range funcs {
-		funcs[name] = bounded(f, amplifiers[name])
+		funcs[name] = r.bounded(f, amplifiers[name])
 	}
 	return funcs
 }
@@ -240,18 +251,21 @@ var amplifiers = map[string]bool{
 }
 
 // bounded wraps a function: it panics, which the template turns into an error,
-// instead of returning more than maxWeight.
-func bounded(f any, amplifies bool) any {
+// instead of returning more than maxWeight, or when too much has been spent.
+func (r *rendering) bounded(f any, amplifies bool) any {
 	fn := reflect.ValueOf(f)
 	return reflect.MakeFunc(fn.Type(), func(args []reflect.Value) []reflect.Value {
-		if amplifies {
-			product := 1.0
-			for _, a := range args {
+		product := 1.0
+		for _, a := range args {
+			if amplifies {
 				product *= max(1, extent(a, maxNesting))
 			}
-			if product > maxWeight {
-				panic(errTooLong)
+			if a.Kind() == reflect.String {
+				r.spent += a.Len()
 			}
+		}
+		if product > maxWeight {
+			panic(errTooLong)
 		}
 		var results []reflect.Value
 		if fn.Type().IsVariadic() {
@@ -260,10 +274,12 @@ func bounded(f any, amplifies bool) any {
 			results = fn.Call(args)
 		}
 		room := maxWeight
-		for _, r := range results {
-			if room -= weight(r, room, maxNesting); room < 0 {
-				panic(errTooLong)
-			}
+		for _, v := range results {
+			room -= weight(v, room, maxNesting)
+		}
+		r.spent += maxWeight - room
+		if room < 0 || r.spent > maxSpent {
+			panic(errTooLong)
 		}
 		return results
 	}).Interface()
