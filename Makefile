@@ -71,7 +71,7 @@ generate: ## rewrite the generated files (deep copies, CRDs)
 	hack/generate.sh
 
 .PHONY: providers
-providers: bin/tofu ## build the provider mirror that tests and demo use
+providers: ## build the provider mirror that tests and demo use
 	hack/providers.sh
 
 .PHONY: bench
@@ -79,8 +79,8 @@ bench: build ## measure units beside the raw CLI (N=30 units)
 	$(GO) run ./bench -terrace bin/terrace -tofu bin/tofu -units $(or $(N),30)
 
 .PHONY: demo
-demo: build providers ## show the whole story on this machine, in one to two minutes
-	hack/demo.sh $(DEMOFLAGS)
+demo: build providers ## show the whole story on this machine
+	bin/terrace demo --mirror .cache/providers $(DEMOFLAGS)
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target for a short time (FUZZTIME=10s)

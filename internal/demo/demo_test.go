@@ -6,6 +6,8 @@ package demo
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -172,6 +174,34 @@ func TestRepository(t *testing.T) {
 	}
 	if changed != "terraform/x/main.tf" {
 		t.Errorf("the commit changes %q", changed)
+	}
+}
+
+func TestMirrorHost(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		dirs   []string
+		want   string
+	}{
+		"own host": {"the address in the module must name it", []string{"terrace.test/hashicorp/local"}, "terrace.test"},
+		"usual":    {"an address without a host is right", []string{"registry.opentofu.org/hashicorp/local", "terrace.test/hashicorp/local"}, ""},
+		"another":  {"a mirror without the provider is the user's to explain", []string{"terrace.test/hashicorp/time"}, ""},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			mirror := t.TempDir()
+			for _, dir := range tc.dirs {
+				if err := os.MkdirAll(filepath.Join(mirror, dir), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := mirrorHost(mirror); got != tc.want {
+				t.Errorf("%s: mirrorHost = %q, want %q", tc.reason, got, tc.want)
+			}
+		})
+	}
+	if got := mirrorHost(""); got != "" {
+		t.Errorf("without a mirror there is no host, not %q", got)
 	}
 }
 

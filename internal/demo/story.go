@@ -55,12 +55,17 @@ func (t *tale) makeRepository(ctx context.Context) (string, error) {
 	if err := t.repo.create(ctx, examples.TerraformStack()); err != nil {
 		return "", err
 	}
-	// The manifests are the example's; only the two addresses are this machine's.
+	// The manifests are the example's; only the addresses are this machine's.
 	if err := t.repo.replace("clusters/production/source.yaml", exampleURL, "file://"+t.repo.dir); err != nil {
 		return "", err
 	}
 	if err := t.repo.replace("clusters/production/handbook.yaml", "/tmp/terrace-stack", t.pages()); err != nil {
 		return "", err
+	}
+	if host := mirrorHost(t.options.Mirror); host != "" {
+		if err := t.repo.replace("terraform/handbook/main.tf", `"hashicorp/local"`, fmt.Sprintf("%q", host+"/hashicorp/local")); err != nil {
+			return "", err
+		}
 	}
 	commit, err := t.repo.commit(ctx, "Use this repository")
 	if err != nil {
@@ -78,6 +83,24 @@ func (t *tale) makeRepository(ctx context.Context) (string, error) {
 		}
 		return nil
 	})
+}
+
+// mirrorHost finds the host under which a mirror keeps hashicorp/local, which is
+// part of the provider's address. It is empty when there is no mirror or when the
+// host is the one that an address without a host means.
+func mirrorHost(mirror string) string {
+	if mirror == "" {
+		return ""
+	}
+	const usual = "registry.opentofu.org"
+	found, _ := filepath.Glob(filepath.Join(mirror, "*", "hashicorp", "local")) // fails for a malformed pattern only
+	host := ""
+	for _, dir := range found {
+		if host = filepath.Base(filepath.Dir(filepath.Dir(dir))); host == usual {
+			return ""
+		}
+	}
+	return host
 }
 
 // pages is the directory into which the handbook is written.
