@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-logr/logr"
+	"go.uber.org/zap/zapcore"
+	"k8s.io/klog/v2"
+)
+
+// The libraries below are talkative at their usual levels, and tell in errors
+// what their own retries mend. Their lines come one or two levels lower than
+// ours, so that the log of a healthy control plane is empty.
+const (
+	errorsAt = 1
+	infosAt  = 3
+)
+
+// lowered is a sink that writes what Kubernetes logs at lower levels.
+type lowered struct{ to logr.LogSink }
+
+func (l lowered) Init(info logr.RuntimeInfo) { l.to.Init(info) }
+func (l lowered) Enabled(level int) bool     { return l.to.Enabled(level + infosAt) }
+func (l lowered) Info(level int, msg string, kv ...any) {
+	l.to.Info(level+infosAt, msg, kv...)
+}
+
+func (l lowered) Error(err error, msg string, kv ...any) {
+	if !l.to.Enabled(errorsAt) {
+		return
+	}
+	if err != nil {
+		kv = append(kv, "error", err.Error())
+	}
+	l.to.Info(errorsAt, msg, kv...)
+}
+
+func (l lowered) WithValues(kv ...any) logr.LogSink { return lowered{l.to.WithValues(kv...)} }
+func (l lowered) WithName(name string) logr.LogSink { return lowered{l.to.WithName(name)} }
+
+func lower(log logr.Logger) logr.Logger {
+	if log.GetSink() == nil {
+		return log
+	}
+	return logr.New(lowered{log.GetSink()})
+}
+
+// kubernetesLog is where klog, which is one per process, goes. klog's logger can
+// be set only while nothing logs, so it is set once, and the control plane that
+// started last is asked for its logger with each line.
+var kubernetesLog struct {
+	once   sync.Once
+	log    atomic.Pointer[logr.Logger]
+	failed atomic.Pointer[chan error]
+}
+
+// captureKubernetesLog sends klog's lines to log, and its fatal ones to failed
+// instead of ending the process.
+func captureKubernetesLog(log logr.Logger, failed chan error) {
+	low := lower(log)
+	kubernetesLog.log.Store(&low)
+	kubernetesLog.failed.Store(&failed)
+	kubernetesLog.once.Do(func() {
+		klog.SetLogger(logr.New(current{}))
+		klog.OsExit = func(code int) {
+			select {
+			case *kubernetesLog.failed.Load() <- fmt.Errorf("the API server ended itself with code %d; its log says why", code):
+			default:
+			}
+			runtime.Goexit()
+		}
+	})
+}
+
+// current is a sink that looks up the sink of the control plane started last.
+type current struct {
+	name   string
+	values []any
+}
+
+func (c current) Init(logr.RuntimeInfo) {}
+
+func (c current) Enabled(level int) bool {
+	return kubernetesLog.log.Load().GetSink() != nil && kubernetesLog.log.Load().GetSink().Enabled(level)
+}
+
+func (c current) Info(level int, msg string, kv ...any) {
+	if sink := kubernetesLog.log.Load().GetSink(); sink != nil {
+		sink.Info(level, msg, c.with(kv)...)
+	}
+}
+
+func (c current) Error(err error, msg string, kv ...any) {
+	if sink := kubernetesLog.log.Load().GetSink(); sink != nil {
+		sink.Error(err, msg, c.with(kv)...)
+	}
+}
+
+func (c current) with(kv []any) []any {
+	all := append([]any{}, c.values...)
+	if c.name != "" {
+		all = append(all, "part", c.name)
+	}
+	return append(all, kv...)
+}
+
+func (c current) WithValues(kv ...any) logr.LogSink {
+	c.values = c.with(kv)[:len(c.values)+len(kv)]
+	return c
+}
+func (c current) WithName(name string) logr.LogSink { c.name = name; return c }
+
+// logCore is a zap core that writes etcd's warnings and errors to a logr.Logger.
+type logCore struct {
+	log    logr.Logger
+	fields []zapcore.Field
+}
+
+// Enabled implements zapcore.LevelEnabler.
+func (c *logCore) Enabled(level zapcore.Level) bool { return level >= zapcore.WarnLevel }
+
+// With implements zapcore.Core.
+func (c *logCore) With(fields []zapcore.Field) zapcore.Core {
+	return &logCore{log: c.log, fields: append(append([]zapcore.Field{}, c.fields...), fields...)}
+}
+
+// Check implements zapcore.Core.
+func (c *logCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(entry.Level) {
+		return checked.AddCore(entry, c)
+	}
+	return checked
+}
+
+// Write implements zapcore.Core.
+func (c *logCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
+	values := zapcore.NewMapObjectEncoder()
+	for _, f := range append(append([]zapcore.Field{}, c.fields...), fields...) {
+		f.AddTo(values)
+	}
+	kv := make([]any, 0, 2*len(values.Fields))
+	for k, v := range values.Fields {
+		kv = append(kv, k, v)
+	}
+	c.log.V(errorsAt).Info(entry.Message, kv...)
+	return nil
+}
+
+// Sync implements zapcore.Core.
+func (c *logCore) Sync() error { return nil }
