@@ -138,7 +138,7 @@ default of "terrace up", is used.`,
 			root.AddCommand(v)
 		}
 	}
-	see := []*cobra.Command{newGet(a), newShow(a), newEvents(a), newLogs(a), newExport(a)}
+	see := []*cobra.Command{newGet(a), newTree(a), newShow(a), newEvents(a), newLogs(a), newExport(a)}
 	do := []*cobra.Command{newApprove(a), newReplan(a), newReconcile(a), newSuspend(a), newResume(a),
 		newCancel(a), newForceUnlock(a), newBreakGlass(a)}
 	for _, v := range slices.Concat(see, do) {

@@ -53,6 +53,21 @@ func (o object) text(path ...string) string {
 	return s
 }
 
+// nestedMaps reads a list of maps; it is empty when the field is not there.
+func nestedMaps(o object, path ...string) ([]map[string]any, error) {
+	list, _, err := unstructured.NestedSlice(o.Object, path...)
+	if err != nil {
+		return nil, err
+	}
+	var out []map[string]any
+	for _, item := range list {
+		if m, ok := item.(map[string]any); ok {
+			out = append(out, m)
+		}
+	}
+	return out, nil
+}
+
 func (o object) suspended() bool {
 	b, _, _ := unstructured.NestedBool(o.Object, "spec", "suspend")
 	return b
@@ -61,10 +76,9 @@ func (o object) suspended() bool {
 // condition returns the condition of the type; its Status is Unknown, and its
 // message says so, when the object has none yet.
 func (o object) condition(kind string) (metav1.Condition, bool) {
-	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
-	for _, item := range list {
-		m, ok := item.(map[string]any)
-		if !ok || m["type"] != kind {
+	list, _ := nestedMaps(o, "status", "conditions")
+	for _, m := range list {
+		if m["type"] != kind {
 			continue
 		}
 		var c metav1.Condition
