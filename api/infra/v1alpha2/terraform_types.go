@@ -172,8 +172,8 @@ type TerraformSpec struct {
 	// +optional
 	CliConfigSecretRef *corev1.SecretReference `json:"cliConfigSecretRef,omitempty"`
 
-	// HealthChecks are made after each apply and after each drift check; the object is not
-	// Ready before they pass.
+	// HealthChecks are made after each apply and repeated until they pass; the object is not
+	// Ready before.
 	// +optional
 	HealthChecks []HealthCheck `json:"healthChecks,omitempty"`
 
@@ -205,7 +205,8 @@ type TerraformSpec struct {
 	// +optional
 	UpgradeOnInit *bool `json:"upgradeOnInit,omitempty"`
 
-	// RefreshBeforeApply reads the world again before a plan is applied.
+	// RefreshBeforeApply is accepted. A plan always reads the world first, and what is applied
+	// is that plan.
 	// +kubebuilder:default:=false
 	// +optional
 	RefreshBeforeApply bool `json:"refreshBeforeApply,omitempty"`
