@@ -5,6 +5,7 @@ package cli
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"flag"
 	"io"
@@ -31,12 +32,13 @@ func parse(t *testing.T, text []byte) []object {
 	var out []object
 	d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
 	for {
-		u := &unstructured.Unstructured{}
-		err := d.Decode(&u.Object)
+		var raw json.RawMessage
+		err := d.Decode(&raw)
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
+		u := &unstructured.Unstructured{}
+		if err = errors.Join(err, u.UnmarshalJSON(raw)); err != nil {
 			t.Fatal(err)
 		}
 		k, ok := kindOf(u.GetKind())
@@ -58,7 +60,7 @@ func fixtures(t *testing.T) []object {
 	return parse(t, data)
 }
 
-func named(t *testing.T, name string) object {
+func fixture(t *testing.T, name string) object {
 	t.Helper()
 	for _, o := range fixtures(t) {
 		if o.GetName() == name {
@@ -147,7 +149,7 @@ func TestPrintChange(t *testing.T) {
 	var out bytes.Buffer
 	a := printing(&out)
 	p := a.printer(getOptions{watch: true}, []selection{{Kinds: ofRole(unit)}})
-	o := named(t, "fresh")
+	o := fixture(t, "fresh")
 	if err := p.list([]object{o}, false); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +175,7 @@ func TestPrintShow(t *testing.T) {
 	for _, name := range []string{"network", "database", "broken", "app", "stack"} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := printing(&out).describe(named(t, name)); err != nil {
+			if err := printing(&out).describe(fixture(t, name)); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, "show-"+name, out.Bytes())
@@ -182,7 +184,7 @@ func TestPrintShow(t *testing.T) {
 }
 
 func TestPrintExport(t *testing.T) {
-	o := named(t, "database")
+	o := fixture(t, "database")
 	o.SetAnnotations(map[string]string{
 		"terrace.dev/depends-on":                           "GitRepository/infra/stack",
 		approvedByAnnotation:                               "alice",
