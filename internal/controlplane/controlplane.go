@@ -175,7 +175,8 @@ func (cp *ControlPlane) prepareFiles() (serviceaccount.TokenGenerator, error) {
 	if err := cp.writeKubeconfig(); err != nil {
 		return nil, err
 	}
-	return serviceaccount.JWTTokenGenerator(issuer, key)
+	// For the tokens that are kept in Secrets, which name an issuer of their own.
+	return serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, key)
 }
 
 func (cp *ControlPlane) checkSpace(reserve uint64) error {

@@ -73,9 +73,15 @@ func openDirectory(path string, now time.Time) (*directory, error) {
 	return d, nil
 }
 
+// origins mark a directory as ours: a control plane was here, or controllers
+// were that worked on another one.
+var origins = []string{lockFile, "keys"}
+
 func checkOrigin(dir string) error {
-	if _, err := os.Lstat(filepath.Join(dir, lockFile)); err == nil {
-		return nil
+	for _, mark := range origins {
+		if _, err := os.Lstat(filepath.Join(dir, mark)); err == nil {
+			return nil
+		}
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -8,9 +8,12 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	_ "unsafe" // go:linkname
 
 	"github.com/go-logr/logr"
+	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	_ "k8s.io/apiserver/pkg/storage/storagebackend/factory" // etcdClientLog
 	"k8s.io/klog/v2"
 )
 
@@ -68,6 +71,7 @@ func captureKubernetesLog(log logr.Logger, failed chan error) {
 	kubernetesLog.failed.Store(&failed)
 	kubernetesLog.once.Do(func() {
 		klog.SetLogger(logr.New(current{}))
+		etcdClientLog = zap.New(&logCore{log: logr.New(current{})})
 		klog.OsExit = func(code int) {
 			select {
 			case *kubernetesLog.failed.Load() <- fmt.Errorf("the API server ended itself with code %d; its log says why", code):
@@ -115,6 +119,14 @@ func (c current) WithValues(kv ...any) logr.LogSink {
 	return c
 }
 func (c current) WithName(name string) logr.LogSink { c.name = name; return c }
+
+// etcdClientLog is the logger of the API server's etcd client. The API server
+// makes it when the program is loaded, to standard error, and gives no way to
+// change it; a client that goes away in the middle of a request, or a stop in
+// order, puts a line of JSON there.
+//
+//go:linkname etcdClientLog k8s.io/apiserver/pkg/storage/storagebackend/factory.etcd3ClientLogger
+var etcdClientLog *zap.Logger
 
 // logCore is a zap core that writes etcd's warnings and errors to a logr.Logger.
 type logCore struct {

@@ -39,7 +39,7 @@ const (
 
 // spacePeriod is how often space is looked at. There is no event for it; the
 // look is one system call.
-const spacePeriod = 5 * time.Second
+const spacePeriod = time.Second
 
 // reasonStorageFull is the reason in the Status of a refused write.
 const reasonStorageFull metav1.StatusReason = "StorageFull"
@@ -109,7 +109,8 @@ type storage struct {
 	log     logr.Logger
 	free    func(path string) (uint64, error) // freeSpace, or a test's
 
-	revision int64 // at the last look
+	revision  int64 // at the last look
+	allocated int64 // size of the database file when its blocks were last allocated
 }
 
 func newStorage(path string, reserve uint64, e *etcd, gate *writeGate, c clock.WithTicker, log logr.Logger) *storage {
@@ -141,6 +142,7 @@ func (s *storage) look(ctx context.Context) {
 		s.log.Error(err, "Look at free space")
 		return
 	}
+	s.allocate()
 	idle := s.idle()
 	var full *storageFull
 	switch {
@@ -153,6 +155,19 @@ func (s *storage) look(ctx context.Context) {
 		s.defragment()
 	}
 	s.set(full)
+}
+
+// allocate makes sure of the blocks of the database file after it has grown.
+func (s *storage) allocate() {
+	size := s.server.Backend().Size()
+	if size == s.allocated {
+		return
+	}
+	if err := allocate(s.server.Cfg.BackendPath()); err != nil {
+		s.log.V(1).Info("Allocate the database's blocks", "error", err.Error())
+		return
+	}
+	s.allocated = size
 }
 
 func (s *storage) set(full *storageFull) {

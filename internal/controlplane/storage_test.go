@@ -128,14 +128,20 @@ func TestQuota(t *testing.T) {
 	cp.background.Wait()
 	s := newStorage(cp.dir.path, 1, cp.etcd, cp.gate, clock.RealClock{}, logr.Discard())
 	c := client(t, cp.RESTConfig())
-	err := fill(t.Context(), c, 200)
-	if err == nil {
-		t.Fatal("the quota was never met")
+	// It finds space a few times, in old revisions and unused pages.
+	for range 20 {
+		err := fill(t.Context(), c, 200)
+		if err == nil {
+			t.Fatal("the quota was never met")
+		}
+		if full := apierrors.ReasonForError(err) == reasonStorageFull; !full && !strings.Contains(err.Error(), "database space exceeded") {
+			t.Fatalf("fill: %v", err)
+		}
+		s.look(t.Context())
+		if cp.Health() != nil {
+			break
+		}
 	}
-	if !strings.Contains(err.Error(), "database space exceeded") {
-		t.Fatalf("fill: %v", err)
-	}
-	s.look(t.Context())
 	if !errors.Is(cp.Health(), ErrStorageFull) || !strings.Contains(cp.Health().Error(), "its quota is 24 MiB") {
 		t.Errorf("health: %v", cp.Health())
 	}
