@@ -1,0 +1,228 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package terraform
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	tfjson "github.com/hashicorp/terraform-json"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/status"
+	"github.com/terrace-dev/terrace/internal/tofu"
+)
+
+// applied is how an apply or a destroy ended.
+type applied struct {
+	attempt
+	planID     string
+	counts     string
+	destroy    bool
+	drift      bool
+	onDeletion bool
+	outputs    outputs
+	inventory  *infra.ResourceInventory
+}
+
+// apply is the work of an apply: the stored plan file, or nothing.
+func (c *Controller) apply(j *job, rec infra.PlanRecord) doFunc {
+	return func(ctx context.Context, r *run.Run) (any, error) {
+		a := &applied{attempt: j.attempt, planID: rec.ID, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
+		a.revision = rec.Revision
+		return a, c.runApply(ctx, r, j, rec, a)
+	}
+}
+
+func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra.PlanRecord, a *applied) error {
+	s, err := c.openSession(ctx, r, j, true)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	file := filepath.Join(s.Tmp, "tfplan")
+	if err := c.extractPlan(ctx, rec.Blob, file); err != nil {
+		return err
+	}
+	err = s.again(ctx, "apply", func() error {
+		return s.Apply(ctx, tofu.ApplyOptions{Plan: file, Parallelism: int(j.tf.Spec.Parallelism), LockTimeout: lockTimeout(j.tf)})
+	})
+	if err != nil {
+		return s.rescue(ctx, err)
+	}
+	return s.readBack(ctx, a)
+}
+
+// destroyJob is the work of a deletion: everything is destroyed, no approval is
+// asked, because deleting an object with destroyResourcesOnDeletion is one.
+func (c *Controller) destroyJob(j *job) doFunc {
+	return func(ctx context.Context, r *run.Run) (any, error) {
+		a := &applied{attempt: j.attempt, destroy: true, onDeletion: true}
+		return a, c.runDestroy(ctx, r, j)
+	}
+}
+
+func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job) error {
+	s, err := c.openSession(ctx, r, j, true)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if _, err := s.forceUnlock(ctx); err != nil {
+		return err
+	}
+	opts := planOptions(j.tf, s.prepared.Module, j.reach)
+	opts.Destroy = true
+	opts.Out = filepath.Join(s.Tmp, "tfplan")
+	var changed bool
+	err = s.again(ctx, "plan", func() (err error) {
+		changed, err = s.Plan(ctx, opts)
+		return err
+	})
+	if err != nil || !changed {
+		return err
+	}
+	s.run.Step("destroy", 0)
+	err = s.Apply(ctx, tofu.ApplyOptions{Plan: opts.Out, Parallelism: opts.Parallelism, LockTimeout: opts.LockTimeout})
+	if err != nil {
+		return s.rescue(ctx, err)
+	}
+	return nil
+}
+
+// rescue looks after the state of an apply that failed: what the tool could not
+// write it left in a file, which is written now or, if that fails too, kept for the
+// next run.
+func (s *session) rescue(ctx context.Context, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pushTimeout)
+	defer cancel()
+	if err := s.keepErroredState(); err != nil {
+		return errors.Join(cause, err)
+	}
+	if err := s.pushErroredState(ctx); err != nil {
+		return errors.Join(cause, err)
+	}
+	return cause
+}
+
+// readBack reads outputs and inventory of what was applied: from the state that the
+// tool has just written through the gate, or, where it is elsewhere or encrypted,
+// by asking the tool.
+func (s *session) readBack(ctx context.Context, a *applied) error {
+	if s.access != nil {
+		if payload, ok := s.access.LastState(); ok {
+			if st, ok := parseState(payload); ok {
+				a.outputs, a.inventory = st.outputs(), st.inventory()
+				return nil
+			}
+		}
+	}
+	var err error
+	if a.outputs, err = s.Outputs(ctx); err != nil {
+		return status.Fail(infra.ReasonOutputFailed, err)
+	}
+	if s.job.tf.Spec.EnableInventory {
+		st, err := s.ShowState(ctx)
+		if err != nil {
+			return status.Fail(infra.ReasonOutputFailed, err)
+		}
+		a.inventory = inventoryOf(st)
+	}
+	return nil
+}
+
+// stateFile is the part of a state, format 4, that is read here.
+type stateFile struct {
+	Version int `json:"version"`
+	Outputs map[string]struct {
+		Value     json.RawMessage `json:"value"`
+		Type      json.RawMessage `json:"type"`
+		Sensitive bool            `json:"sensitive"`
+	} `json:"outputs"`
+	Resources []struct {
+		Module    string `json:"module"`
+		Mode      string `json:"mode"`
+		Type      string `json:"type"`
+		Name      string `json:"name"`
+		Instances []struct {
+			Attributes map[string]json.RawMessage `json:"attributes"`
+		} `json:"instances"`
+	} `json:"resources"`
+	// EncryptedData is set in a state that OpenTofu encrypted.
+	EncryptedData string `json:"encrypted_data"`
+}
+
+// parseState reads a state; ok is false when its format is another one or it is encrypted.
+func parseState(payload []byte) (*stateFile, bool) {
+	var st stateFile
+	if json.Unmarshal(payload, &st) != nil || st.Version != 4 || st.EncryptedData != "" {
+		return nil, false
+	}
+	return &st, true
+}
+
+func (st *stateFile) outputs() outputs {
+	out := outputs{}
+	for name, o := range st.Outputs {
+		out[name] = tofu.Output{Value: o.Value, Type: o.Type, Sensitive: o.Sensitive}
+	}
+	return out
+}
+
+func (st *stateFile) inventory() *infra.ResourceInventory {
+	inv := &infra.ResourceInventory{Entries: []infra.ResourceRef{}}
+	for _, r := range st.Resources {
+		if r.Mode != string(tfjson.ManagedResourceMode) {
+			continue
+		}
+		for _, i := range r.Instances {
+			attributes := map[string]any{}
+			for _, key := range []string{"arn", "id"} {
+				var v any
+				if json.Unmarshal(i.Attributes[key], &v) == nil && v != nil {
+					attributes[key] = v
+				}
+			}
+			inv.Entries = append(inv.Entries, infra.ResourceRef{Name: r.Name, Type: r.Type, Identifier: identifier(attributes)})
+		}
+	}
+	return inv
+}
+
+func inventoryOf(st *tfjson.State) *infra.ResourceInventory {
+	inv := &infra.ResourceInventory{Entries: []infra.ResourceRef{}}
+	if st == nil || st.Values == nil {
+		return inv
+	}
+	var walk func(*tfjson.StateModule)
+	walk = func(m *tfjson.StateModule) {
+		if m == nil {
+			return
+		}
+		for _, r := range m.Resources {
+			if r.Mode == tfjson.ManagedResourceMode {
+				inv.Entries = append(inv.Entries, infra.ResourceRef{Name: r.Name, Type: r.Type, Identifier: identifier(r.AttributeValues)})
+			}
+		}
+		for _, child := range m.ChildModules {
+			walk(child)
+		}
+	}
+	walk(st.Values.RootModule)
+	return inv
+}
+
+// identifier is the ARN of a resource if it has one, else its id.
+func identifier(attributes map[string]any) string {
+	for _, key := range []string{"arn", "id"} {
+		if v, ok := attributes[key]; ok && v != nil {
+			return fmt.Sprint(v)
+		}
+	}
+	return ""
+}

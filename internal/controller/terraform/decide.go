@@ -1,0 +1,181 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package terraform
+
+import (
+	"strings"
+	"time"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/approval"
+)
+
+// action is what a reconcile has to do next.
+type action string
+
+const (
+	// rest: nothing is due before step.after.
+	rest action = "rest"
+	// makePlan: what the unit reads has changed, or somebody asked.
+	makePlan action = "plan"
+	// checkDrift: nothing has changed here; the world may have.
+	checkDrift action = "drift"
+	// applyPlan: the pending plan is approved.
+	applyPlan action = "apply"
+	// awaitApproval: the pending plan needs somebody's word.
+	awaitApproval action = "await"
+	// giveUp: the allowed retries are used up.
+	giveUp action = "stalled"
+)
+
+// step is a decision with its reason, which goes to the log.
+type step struct {
+	do    action
+	why   string
+	after time.Duration // when to look again by time alone; zero: never
+	by    string        // applyPlan: who approved
+	say   string        // awaitApproval: the message of the Ready condition
+}
+
+// facts are what decide needs to know besides the object.
+type facts struct {
+	inputDigest string
+	revision    string
+	now         time.Time
+	// haveOutputs tells that the outputs that were last read are still in the blob store.
+	haveOutputs bool
+	// havePlan tells that the pending plan is still in the blob store.
+	havePlan bool
+}
+
+// decide says what is to be done with a unit whose source, dependencies and
+// inputs are in order and of which nothing is running. It is pure: all that it
+// knows of the past is in the status, so a restart decides the same.
+func decide(tf *infra.Terraform, f facts) step {
+	st := &tf.Status
+	changed := st.InputDigest != f.inputDigest
+	requested := reconcileRequested(tf)
+
+	if tf.Spec.ApprovePlan == infra.ApprovePlanDisable {
+		return decideDriftOnly(tf, f, changed || requested)
+	}
+	if st.ReconciliationFailures > 0 && !changed && !requested {
+		return decideRetry(tf, f)
+	}
+	switch {
+	case st.LastPlanAt == nil:
+		return step{do: makePlan, why: "never planned"}
+	case changed:
+		return step{do: makePlan, why: "inputs changed"}
+	case requested:
+		return step{do: makePlan, why: "reconcile requested"}
+	case replanRequested(tf):
+		return step{do: makePlan, why: "replan requested"}
+	case tf.Spec.WriteOutputsToSecret != nil && !tf.Spec.Destroy && !f.haveOutputs && st.Plan.Pending == "" && st.Plan.LastApplied != "":
+		return step{do: makePlan, why: "outputs not known"}
+	}
+
+	if st.Plan.Pending != "" {
+		if st.LastPlan == nil || st.LastPlan.ID != st.Plan.Pending || !f.havePlan {
+			return step{do: makePlan, why: "pending plan is not in the store"}
+		}
+		d := approval.Decide(approval.Request{
+			ApprovePlan: tf.Spec.ApprovePlan,
+			Force:       tf.Spec.Force,
+			PlanOnly:    tf.Spec.PlanOnly,
+			Pending: &approval.Pending{
+				ID: st.LastPlan.ID, Digest: st.LastPlan.Digest, RevisionID: st.LastPlan.RevisionID,
+				Destroy: st.LastPlan.Destroy, Drift: st.LastPlan.Drift,
+			},
+		})
+		if d.Approved {
+			return step{do: applyPlan, why: d.Why, by: d.By}
+		}
+		return step{do: awaitApproval, why: d.Why, say: d.Message}
+	}
+
+	due, ok := driftDue(tf)
+	if !ok {
+		return step{do: rest, why: "drift detection is off"}
+	}
+	if wait := due.Sub(f.now); wait > 0 {
+		return step{do: rest, why: "nothing has changed", after: wait}
+	}
+	return step{do: checkDrift, why: "drift check is due"}
+}
+
+// decideDriftOnly serves approvePlan: disable, which looks for drift and never
+// makes a plan that could be applied.
+func decideDriftOnly(tf *infra.Terraform, f facts, now bool) step {
+	due, ok := driftDue(tf)
+	switch {
+	case !ok:
+		return step{do: rest, why: "planning is disabled and so is drift detection"}
+	case now || tf.Status.LastPlanAt == nil || !due.After(f.now):
+		return step{do: checkDrift, why: "drift check is due"}
+	default:
+		return step{do: rest, why: "nothing has changed", after: due.Sub(f.now)}
+	}
+}
+
+// decideRetry serves a unit whose last attempt failed and whose inputs are the same.
+func decideRetry(tf *infra.Terraform, f facts) step {
+	st := &tf.Status
+	delay := tf.RetryDelay(st.ReconciliationFailures - 1)
+	why := "the last attempt failed"
+	exhausted := !tf.Spec.Remediation.ShouldRetry(st.ReconciliationFailures)
+	if exhausted {
+		// The interval goes on after the retries: what failed for a reason outside
+		// the object recovers by itself, at the pace of an ordinary check.
+		delay = max(delay, tf.GetInterval())
+		why = "the retries are used up"
+	}
+	last := f.now
+	if st.LastPlanAt != nil {
+		last = st.LastPlanAt.Time
+	}
+	if wait := last.Add(delay).Sub(f.now); wait > 0 {
+		if exhausted {
+			return step{do: giveUp, why: why, after: wait}
+		}
+		return step{do: rest, why: why, after: wait}
+	}
+	return step{do: makePlan, why: why}
+}
+
+// driftDue returns when the next drift check is due; ok is false when the object
+// wants none.
+func driftDue(tf *infra.Terraform) (due time.Time, ok bool) {
+	st := &tf.Status
+	if tf.Spec.DisableDriftDetection || tf.Spec.Destroy || tf.Spec.PlanOnly {
+		return time.Time{}, false
+	}
+	if st.NextDriftCheckAt != nil {
+		due = st.NextDriftCheckAt.Time
+	}
+	// An interval that was shortened counts from the last plan at once.
+	if st.LastPlanAt != nil {
+		if byInterval := st.LastPlanAt.Add(tf.GetInterval() + tf.GetInterval()/10); due.IsZero() || byInterval.Before(due) {
+			due = byInterval
+		}
+	}
+	return due, true
+}
+
+// reconcileRequested tells that the annotation holds a value that was not handled yet.
+func reconcileRequested(tf *infra.Terraform) bool {
+	at, ok := tf.Annotations[infra.ReconcileRequestAnnotation]
+	return ok && at != tf.Status.LastHandledReconcileAt
+}
+
+// replanRequested tells that the pending plan is to be dropped: by an approvePlan
+// that begins "replan", once for each change of the spec, or by a tool that took
+// the pending id out of the status and left the reason.
+func replanRequested(tf *infra.Terraform) bool {
+	if readyReason(tf) == infra.ReasonReplanRequested {
+		return true
+	}
+	return strings.HasPrefix(tf.Spec.ApprovePlan, infra.ApprovePlanReplanPrefix) &&
+		tf.Status.LastPlannedGeneration != tf.Generation
+}

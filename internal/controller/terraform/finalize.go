@@ -1,0 +1,266 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package terraform
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/fluxcd/pkg/apis/meta"
+	"github.com/opencontainers/go-digest"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/status"
+)
+
+// finalize is the story of a deletion: nothing depends on the unit any more, its
+// run has ended, its resources are destroyed if the spec asks for it, what was kept
+// for it is removed, and the finalizer goes. It happens once; finalizers of others
+// are waited for in silence.
+func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, error) {
+	tf := cy.tf
+	if !controllerutil.ContainsFinalizer(tf, infra.Finalizer) {
+		return ctrl.Result{}, nil
+	}
+	res, err := status.Run(ctx, cy, c.awaitDependants, c.awaitRun, c.destroy)
+	if err != nil || !res.IsNext() {
+		switch {
+		case err != nil:
+			notReady(tf, status.ReasonOf(err, infra.ReasonReconciliationFailed), err.Error())
+		case res.Reason != "":
+			notReady(tf, res.Reason, res.Message)
+		}
+		return c.commit(ctx, cy, res.After, err)
+	}
+	return c.release(ctx, cy)
+}
+
+// awaitDependants blocks the deletion while other units depend on this one. Who
+// depends on what is read from the specs, so that nothing is left behind when a
+// dependant goes without a word.
+func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Result, error) {
+	tf := cy.tf
+	var list infra.TerraformList
+	key := objectKey(infra.TerraformKind, tf.Namespace, tf.Name)
+	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{indexDependency: key}); err != nil {
+		return status.Result{}, fmt.Errorf("list dependants: %w", err)
+	}
+	var names []string
+	for i := range list.Items {
+		if d := &list.Items[i]; d.UID != tf.UID {
+			names = append(names, d.Namespace+"/"+d.Name)
+		}
+	}
+	if len(names) == 0 {
+		return status.Next, nil
+	}
+	slices.Sort(names)
+	return status.Wait(infra.ReasonDeletionBlockedByDependants,
+		"deletion waits for "+strings.Join(names, ", ")+", which depend on it", 0), nil
+}
+
+// awaitRun lets an apply end, cancels a plan, and reads how a destroy ended.
+func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, error) {
+	tf := cy.tf
+	u := unitOf(tf)
+	st, ok := c.opts.Runs.Get(u)
+	if !ok {
+		return status.Next, nil
+	}
+	if st.Phase != run.Done {
+		if st.Kind == run.Plan || st.Kind == run.Drift {
+			c.opts.Runs.Cancel(u, "the object is being deleted")
+		}
+		progress(tf, infra.MessageDeleting)
+		return status.Wait("", "", 0), nil
+	}
+	cy.done = st.ID
+	var intr *run.InterruptedError
+	if errors.As(st.Err, &intr) {
+		tf.Status.RunningID = ""
+		return status.Next, c.releaseOwnLock(ctx, intr.Interruption)
+	}
+	a, isApply := st.Result.(*applied)
+	if !isApply {
+		return status.Next, nil
+	}
+	if !a.onDeletion {
+		_, err := c.recordApply(ctx, cy, a, st.Err)
+		return status.Next, err
+	}
+	tf.Status.RunningID = ""
+	if st.Err != nil {
+		now := metav1.NewTime(c.opts.Clock.Now())
+		tf.Status.LastPlanAt = &now
+		c.failed(cy, status.ReasonOf(st.Err, infra.ReasonDestroyFailed), st.Err)
+		return status.Next, nil
+	}
+	tf.Status.ReconciliationFailures = 0
+	tf.Status.LastAppliedRevision = ""
+	tf.Status.Plan.LastApplied = destroyedMark
+	cy.event("Normal", infra.ReasonDestroySucceed, "Destroy applied successfully: "+a.revision)
+	return status.Next, nil
+}
+
+// destroyedMark in status.plan.lastApplied tells a deletion that was interrupted
+// between the destroy and the end of the object that nothing is left to destroy.
+const destroyedMark = "destroyed"
+
+// destroy removes the unit's resources if the spec asks for it. It needs no source,
+// Secret or dependency: the last good artifact and inputs were kept for this.
+func (c *Controller) destroy(ctx context.Context, cy *cycle) (status.Result, error) {
+	tf := cy.tf
+	if !tf.Spec.DestroyResourcesOnDeletion || tf.Spec.Suspend || tf.Status.Plan.LastApplied == destroyedMark {
+		return status.Next, nil
+	}
+	if tf.Status.ReconciliationFailures > 0 && tf.Status.LastPlanAt != nil {
+		if wait := tf.RetryDelay(tf.Status.ReconciliationFailures-1) - c.opts.Clock.Since(tf.Status.LastPlanAt.Time); wait > 0 {
+			return status.Wait("", "", wait), nil
+		}
+	}
+	art, err := c.lastGoodArtifact(ctx, tf)
+	if err != nil {
+		return status.Result{}, err
+	}
+	if art == nil {
+		if tf.Status.LastPlanAt == nil && tf.Status.LastAppliedRevision == "" {
+			return status.Next, nil // nothing was ever planned, so nothing can be there
+		}
+		return status.Wait(infra.ReasonArtifactFailed,
+			"destroy resources: neither the source nor a kept artifact is there; bring the source back, or set destroyResourcesOnDeletion: false", tf.GetRetryInterval()), nil
+	}
+	cy.artifact = art
+	if res, err := c.open(ctx, cy); err != nil || !res.IsNext() {
+		return res, err
+	}
+	in, err := c.lastGoodInputs(ctx, cy)
+	if err != nil {
+		return status.Result{}, err
+	}
+	tf.Status.RunningID = "destroy-" + string(tf.UID)
+	mark(tf, infra.ConditionApply, metav1.ConditionUnknown, infra.ReasonProgressing, infra.MessageApplyStarted)
+	progress(tf, infra.MessageDeleting)
+	// Written before the destroy begins, for the same reason as before an apply.
+	if _, err := c.commit(ctx, cy, 0, nil); err != nil {
+		return status.Result{}, err
+	}
+	if cy.base.Status.RunningID == "" {
+		return status.Wait("", "", 0), nil
+	}
+	j := c.newJob(cy, in)
+	c.start(cy, j, run.Destroy, fmt.Sprintf("destroy-%s-%d", tf.UID, tf.Status.ReconciliationFailures), c.destroyJob(j))
+	return status.Wait("", "", 0), nil
+}
+
+// lastGoodArtifact is the source's artifact if it is there, else the kept one, nil
+// if there is neither.
+func (c *Controller) lastGoodArtifact(ctx context.Context, tf *infra.Terraform) (*meta.Artifact, error) {
+	if tf.Status.Artifact != nil {
+		_, release, err := c.opts.Artifacts.Tree(ctx, tf.Status.Artifact)
+		if err == nil {
+			release()
+			return tf.Status.Artifact, nil
+		}
+	}
+	ns := tf.Spec.SourceRef.Namespace
+	if ns == "" {
+		ns = tf.Namespace
+	}
+	art, err := c.sourceArtifact(ctx, tf.Spec.SourceRef.Kind, types.NamespacedName{Namespace: ns, Name: tf.Spec.SourceRef.Name})
+	if client.IgnoreNotFound(err) != nil && !errors.Is(err, errUnknownSource) {
+		return nil, err
+	}
+	return art, nil
+}
+
+// lastGoodInputs are the inputs as they are now, or, where some of them are gone,
+// as they were when the unit was last planned.
+func (c *Controller) lastGoodInputs(ctx context.Context, cy *cycle) (*inputs, error) {
+	in, err := c.load(ctx, cy)
+	if err == nil {
+		return in, nil
+	}
+	kept, keptErr := c.unsealInputs(ctx, cy.tf.Status.InputsBlob)
+	if keptErr != nil {
+		return nil, err
+	}
+	return kept, nil
+}
+
+// release removes what was kept for the unit and lets the object go.
+func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error) {
+	tf := cy.tf
+	u := unitOf(tf)
+	if o := tf.Status.Outputs; o != nil && o.SecretName != "" {
+		if err := c.removeOutputs(ctx, tf, o.SecretName); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if err := c.removeReadable(ctx, tf); err != nil {
+		return ctrl.Result{}, err
+	}
+	if cy.done != "" {
+		c.opts.Runs.Forget(u, cy.done)
+	}
+	if err := c.opts.Runs.Remove(u); err != nil {
+		return ctrl.Result{}, err
+	}
+	c.closeGlass(u)
+	if err := os.RemoveAll(c.unitDir(u)); err != nil {
+		return ctrl.Result{}, fmt.Errorf("remove working directory: %w", err)
+	}
+	c.tell(cy)
+	base := tf.DeepCopy()
+	tf.Finalizers = slices.DeleteFunc(tf.Finalizers, func(f string) bool {
+		return f == infra.Finalizer || strings.HasPrefix(f, infra.DependencyFinalizerPrefix)
+	})
+	if _, err := c.writer.PatchMeta(ctx, base, tf); err != nil {
+		return c.retryConflict(err)
+	}
+	// Only now that the object is gone may go what its deletion could have needed again.
+	if err := c.opts.Artifacts.Unpin(ctx, pinOf(tf)); err != nil {
+		return ctrl.Result{}, err
+	}
+	for _, d := range blobsOf(&tf.Status) {
+		if err := c.opts.Blobs.Delete(ctx, digest.Digest(d)); err != nil {
+			return ctrl.Result{}, fmt.Errorf("remove stored plan: %w", err)
+		}
+	}
+	c.memory.forget(u)
+	c.refs.forget(tf.UID)
+	return ctrl.Result{}, nil
+}
+
+func pinOf(tf *infra.Terraform) artifact.Owner {
+	return artifact.Owner{Kind: infra.TerraformKind, Namespace: tf.Namespace, Name: tf.Name}
+}
+
+// blobsOf are the digests of the blobs that a status refers to.
+func blobsOf(st *infra.TerraformStatus) []string {
+	var out []string
+	add := func(d string) {
+		if d != "" {
+			out = append(out, d)
+		}
+	}
+	if st.LastPlan != nil {
+		add(st.LastPlan.Blob)
+	}
+	if st.Outputs != nil {
+		add(st.Outputs.Digest)
+	}
+	add(st.InputsBlob)
+	return out
+}

@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package terraform
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/mask"
+	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/tofu/workdir"
+)
+
+// doFunc is the work of a run.
+type doFunc = func(ctx context.Context, r *run.Run) (any, error)
+
+// job is everything that a run needs, taken together before it is queued: while it
+// waits and runs, the object may change without changing the run.
+type job struct {
+	attempt
+	unit   run.Unit
+	tf     *infra.Terraform // as it was; read only
+	reach  *workdir.Reach
+	inputs *inputs
+	mask   *mask.Masker
+	drift  bool
+	// readOutputs asks a plan without changes for the outputs, because nothing knows them.
+	readOutputs bool
+}
+
+func (c *Controller) newJob(cy *cycle, in *inputs) *job {
+	tf := cy.base.DeepCopy()
+	return &job{
+		attempt: attempt{
+			revision:    cy.artifact.Revision,
+			artifact:    cy.artifact.DeepCopy(),
+			inputDigest: cy.inputDigest,
+			generation:  tf.Generation,
+			requestedAt: tf.Annotations[infra.ReconcileRequestAnnotation],
+		},
+		unit:        unitOf(tf),
+		tf:          tf,
+		reach:       cy.reach.Reach,
+		inputs:      in,
+		mask:        in.mask(),
+		readOutputs: tf.Spec.WriteOutputsToSecret != nil || len(tf.Spec.HealthChecks) > 0,
+	}
+}
+
+// facts are what whoever finds the run interrupted has to know.
+func (j *job) facts() map[string]string {
+	return map[string]string{"revision": j.revision, "workspace": j.tf.WorkspaceName()}
+}
+
+// unitDir is where a unit's working directory is. Its path is the same for all its
+// runs, because what init makes refers to it.
+func (c *Controller) unitDir(u run.Unit) string {
+	return filepath.Join(c.opts.Dir, u.Namespace, u.Name)
+}
+
+// fileDigest digests a file, "" for no file.
+func fileDigest(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	return bareSum(content), nil
+}
+
+// retiresWith is the error of a job whose Terraform names a workspace that cannot be one.
+func workspaceError(name string) error {
+	return fmt.Errorf("select workspace %q: a workspace is named with letters, digits, '-', '_' and '.'", name)
+}

@@ -1,0 +1,368 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package terraform
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/state/gate"
+	"github.com/terrace-dev/terrace/internal/status"
+	"github.com/terrace-dev/terrace/internal/tofu"
+	"github.com/terrace-dev/terrace/internal/tofu/workdir"
+)
+
+// Bounds of the steps of a run; the run as a whole is bounded by Options.RunTimeout.
+const (
+	prepareTimeout = 10 * time.Minute
+	initTimeout    = 20 * time.Minute
+	pushTimeout    = 2 * time.Minute
+)
+
+// session is a run's own working directory with the tool in it, its door to the
+// state, and what has to be cleared away afterwards.
+type session struct {
+	*tofu.Session
+	c        *Controller
+	job      *job
+	run      *run.Run
+	dir      *workdir.Dir
+	prepared *workdir.Prepared
+	access   *gate.Access // nil when the state is not in a Secret of ours
+	scope    gate.Scope
+	unlocked string // the lock that was removed by force
+	capture  *capture
+	// note tells a person what was decided about the backend.
+	note string
+}
+
+// open prepares a session: the unit's directory in the state that the tool needs,
+// init done if anything that it depends on has changed.
+func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write bool) (_ *session, err error) {
+	r.Step("prepare", prepareTimeout)
+	s := &session{c: c, job: j, run: r}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	tree, release, err := c.opts.Artifacts.Tree(ctx, j.artifact)
+	if err != nil {
+		return nil, status.Failf(infra.ReasonArtifactFailed, "fetch artifact %s: %w", j.revision, err)
+	}
+	defer release()
+	if s.dir, err = workdir.OpenDir(c.unitDir(j.unit)); err != nil {
+		return nil, status.Fail(infra.ReasonNewFailed, err)
+	}
+	files, err := s.files(tree)
+	if err != nil {
+		return nil, err
+	}
+	backend, err := s.backend(write)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(files, backend)
+
+	cli := j.inputs.CLIConfig
+	if cli == nil && c.opts.CLIConfig != "" {
+		if cli, err = os.ReadFile(c.opts.CLIConfig); err != nil {
+			return nil, status.Failf(infra.ReasonNewFailed, "read CLI configuration: %w", err)
+		}
+	}
+	if err := s.keepErroredState(); err != nil {
+		return nil, err
+	}
+	s.prepared, err = s.dir.Prepare(workdir.Request{
+		Source: tree, Reach: j.reach, Hasher: c.hasher, Files: files, Mappings: j.inputs.Files, CLIConfig: cli,
+		Init: workdir.Init{Tool: c.opts.Tool.Digest, PluginCache: c.opts.PluginCache, Upgrade: upgrades(j.tf)},
+	})
+	if err != nil {
+		return nil, status.Fail(infra.ReasonNewFailed, err)
+	}
+	s.capture = &capture{to: r.Output()}
+	env := maps.Clone(j.inputs.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	name, value := r.Mark()
+	env[name] = value
+	s.Session = &tofu.Session{
+		Tool: c.opts.Tool, Dir: s.prepared.Module, DataDir: s.prepared.DataDir, Home: s.prepared.Home, Tmp: s.prepared.Tmp,
+		Env: env, CLIConfig: s.prepared.CLIConfig, PluginCache: c.opts.PluginCache,
+		Output: s.capture, Grace: c.opts.Grace, Mask: j.mask.String,
+		Started: func(p tofu.Process) error { return r.Started(p.PID, p.StartTime, p.Subcommand) },
+	}
+	if err := s.writeKubeconfig(); err != nil {
+		return nil, err
+	}
+	if err := s.unlockBeforeInit(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.init(ctx); err != nil {
+		return nil, err
+	}
+	return s, s.pushErroredState(ctx)
+}
+
+// close takes the run's door to the state away and removes what may hold secrets.
+func (s *session) close() {
+	if s.access != nil {
+		s.access.Revoke()
+	}
+	if s.dir != nil {
+		_ = os.Remove(s.kubeconfig())
+		_ = s.dir.Scrub()
+		_ = s.dir.Close()
+	}
+}
+
+func upgrades(tf *infra.Terraform) bool {
+	return tf.Spec.UpgradeOnInit == nil || *tf.Spec.UpgradeOnInit
+}
+
+// files are the generated files of the module directory.
+func (s *session) files(tree string) (map[string][]byte, error) {
+	j := s.job
+	files := map[string][]byte{}
+	data, err := workdir.Inputs(j.inputs.Templates)
+	if err != nil {
+		return nil, status.Fail(infra.ReasonVarsGenerationFailed, err)
+	}
+	var values json.RawMessage
+	if j.inputs.Values != nil {
+		if values, err = workdir.Values(j.inputs.Values, data); err != nil {
+			return nil, status.Fail(infra.ReasonVarsGenerationFailed, err)
+		}
+	}
+	vars := workdir.Variables{Values: values}
+	for _, name := range slices.Sorted(maps.Keys(j.inputs.Vars)) {
+		vars.Vars = append(vars.Vars, workdir.Variable{Name: name, Value: j.inputs.Vars[name]})
+	}
+	content, err := vars.JSON()
+	if err != nil {
+		return nil, status.Fail(infra.ReasonVarsGenerationFailed, err)
+	}
+	if content != nil {
+		files[workdir.VarsFile] = content
+	}
+	config, err := workdir.BackendConfig(j.inputs.BackendConfig)
+	if err != nil {
+		return nil, status.Fail(infra.ReasonInitFailed, err)
+	}
+	if config != nil {
+		files[workdir.BackendConfigFile] = config
+	}
+	template, err := os.ReadFile(filepath.Join(tree, filepath.FromSlash(j.reach.Path), workdir.TemplateFile))
+	if err == nil {
+		rendered, err := workdir.Render(template, values)
+		if err != nil {
+			return nil, status.Fail(infra.ReasonTemplateGenerationFailed, err)
+		}
+		files[workdir.RenderedFile] = rendered
+	}
+	return files, nil
+}
+
+func (s *session) kubeconfig() string {
+	return filepath.Join(s.dir.Path(), "state.kubeconfig")
+}
+
+// backend decides where the state is. A state in a Secret is reached through the
+// gate, which lets this run see this state and nothing else.
+func (s *session) backend(write bool) (map[string][]byte, error) {
+	tf := s.job.tf
+	var b workdir.Backend
+	switch cfg := tf.Spec.BackendConfig; {
+	case tf.Spec.Cloud != nil:
+		b.Cloud = &workdir.CloudBackend{Organization: tf.Spec.Cloud.Organization, Hostname: tf.Spec.Cloud.Hostname, Token: tf.Spec.Cloud.Token}
+		if w := tf.Spec.Cloud.Workspaces; w != nil {
+			b.Cloud.Workspace, b.Cloud.Tags = w.Name, w.Tags
+		}
+	case cfg == nil && s.job.reach.Backend != nil:
+		s.note = "the state is where the module says: " + s.job.reach.Backend.String()
+	case cfg != nil && cfg.Disable:
+		s.note = "the backend is disabled: the state is a file on the machine that runs Terrace, unless the module declares a backend"
+	case cfg != nil && cfg.CustomConfiguration != "":
+		b.Custom = cfg.CustomConfiguration
+	default:
+		b.Kubernetes = &workdir.KubernetesBackend{SecretSuffix: tf.Name, Namespace: tf.Namespace, ConfigPath: s.kubeconfig()}
+		if cfg != nil {
+			b.Kubernetes.SecretSuffix, b.Kubernetes.Labels = cfg.SecretSuffix, cfg.Labels
+			if cfg.ConfigPath != "" {
+				b.Kubernetes.ConfigPath = cfg.ConfigPath
+			}
+		}
+		if b.Kubernetes.ConfigPath == s.kubeconfig() {
+			if err := s.grant(b.Kubernetes.SecretSuffix, write); err != nil {
+				return nil, err
+			}
+		}
+	}
+	hcl, err := b.HCL()
+	if err != nil {
+		return nil, status.Fail(infra.ReasonInitFailed, err)
+	}
+	if hcl == nil {
+		return nil, nil
+	}
+	return map[string][]byte{workdir.BackendFile: hcl}, nil
+}
+
+func (s *session) grant(suffix string, write bool) error {
+	s.scope = gate.Scope{
+		Namespace: s.job.tf.Namespace, Suffix: suffix, Workspace: s.job.tf.WorkspaceName(), Write: write, Run: s.run.ID(),
+		// The journal knows the lock before the tool knows that it has it.
+		OnLock: func(id string) error { return s.run.Record(map[string]string{factLock: id, factSuffix: suffix}) },
+	}
+	access, err := s.c.opts.Gate.Grant(s.scope)
+	if err != nil {
+		return status.Failf(infra.ReasonInitFailed, "give the run its state: %w", err)
+	}
+	s.access = access
+	return nil
+}
+
+func (s *session) writeKubeconfig() error {
+	if s.access == nil {
+		return nil
+	}
+	if err := os.WriteFile(s.kubeconfig(), s.access.Kubeconfig, 0o600); err != nil {
+		return status.Failf(infra.ReasonInitFailed, "give the run its state: %w", err)
+	}
+	return nil
+}
+
+// init runs init if what it depends on has changed since it last succeeded, and
+// selects the workspace.
+func (s *session) init(ctx context.Context) error {
+	if s.prepared.InitNeeded {
+		s.run.Step("init", initTimeout)
+		opts := tofu.InitOptions{Upgrade: upgrades(s.job.tf), Reconfigure: true, LockTimeout: lockTimeout(s.job.tf)}
+		if len(s.job.inputs.BackendConfig) > 0 {
+			opts.BackendConfig = []string{filepath.Join(s.prepared.Module, workdir.BackendConfigFile)}
+		}
+		if err := s.Session.Init(ctx, opts); err != nil {
+			return status.Fail(infra.ReasonInitFailed, err)
+		}
+		if err := s.dir.InitDone(s.prepared); err != nil {
+			return status.Fail(infra.ReasonInitFailed, err)
+		}
+	}
+	if s.job.tf.Spec.Cloud == nil {
+		if err := s.SelectWorkspace(ctx, s.job.tf.WorkspaceName()); err != nil {
+			return status.Fail(infra.ReasonWorkspaceSelectFailed, err)
+		}
+	}
+	return nil
+}
+
+// again runs do, and once more after an init when the tool says that what init
+// made is missing: somebody cleared a cache.
+func (s *session) again(ctx context.Context, step string, do func() error) error {
+	s.run.Step(step, 0)
+	err := do()
+	var exit *tofu.ExitError
+	if !errors.As(err, &exit) || !exit.NeedsInit || exit.Cause != nil {
+		return err
+	}
+	if ferr := s.dir.ForgetInit(); ferr != nil {
+		return ferr
+	}
+	s.prepared.InitNeeded = true
+	if ierr := s.init(ctx); ierr != nil {
+		return ierr
+	}
+	s.run.Step(step, 0)
+	return do()
+}
+
+func lockTimeout(tf *infra.Terraform) string {
+	if tf.Spec.TFState == nil || tf.Spec.TFState.LockTimeout.Duration <= 0 {
+		return ""
+	}
+	return tf.Spec.TFState.LockTimeout.Duration.String()
+}
+
+// keepErroredState moves a state that could not be written out of the way of the
+// next preparation. It is the only record of what a provider made.
+func (s *session) keepErroredState() error {
+	from := filepath.Join(s.dir.Module(s.job.reach), workdir.ErroredState)
+	err := os.Rename(from, s.erroredState())
+	if err != nil && !os.IsNotExist(err) {
+		return status.Failf(infra.ReasonInitFailed, "keep %s: %w", workdir.ErroredState, err)
+	}
+	return nil
+}
+
+func (s *session) erroredState() string {
+	return filepath.Join(s.dir.Path(), workdir.ErroredState)
+}
+
+// pushErroredState writes a state that an earlier run could not write. Until that
+// has worked nothing else is done: planning without it would create again what is there.
+func (s *session) pushErroredState(ctx context.Context) error {
+	if _, err := os.Stat(s.erroredState()); err != nil {
+		return nil
+	}
+	s.run.Step("push state", pushTimeout)
+	if err := s.StatePush(ctx, s.erroredState(), tofu.StatePushOptions{LockTimeout: lockTimeout(s.job.tf)}); err != nil {
+		return status.Failf(infra.ReasonInitFailed, "write the state that the last apply could not write (kept on disk): %w", err)
+	}
+	return os.Remove(s.erroredState())
+}
+
+// renderText renders ${{ }} in a text of the spec over data.
+func renderText(text string, data map[string]any) (string, error) {
+	encoded, err := json.Marshal(text)
+	if err != nil {
+		return "", err
+	}
+	out, err := workdir.Values(encoded, data)
+	if err != nil {
+		return "", err
+	}
+	var s string
+	if json.Unmarshal(out, &s) != nil {
+		s = string(out)
+	}
+	return s, nil
+}
+
+// captureLimit bounds the text of a plan that is kept, in bytes.
+const captureLimit = 8 << 20
+
+// capture passes output on and keeps a copy while it is asked to.
+type capture struct {
+	to      io.Writer
+	buf     bytes.Buffer
+	keeping bool
+}
+
+func (c *capture) Write(p []byte) (int, error) {
+	if c.keeping && c.buf.Len() < captureLimit {
+		c.buf.Write(p[:min(len(p), captureLimit-c.buf.Len())])
+	}
+	return c.to.Write(p)
+}
+
+// during returns what was printed while do ran.
+func (c *capture) during(do func() error) (string, error) {
+	c.buf.Reset()
+	c.keeping = true
+	err := do()
+	c.keeping = false
+	return strings.ToValidUTF8(c.buf.String(), "\uFFFD"), err
+}

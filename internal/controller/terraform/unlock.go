@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package terraform
+
+import (
+	"context"
+	"fmt"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/state/gate"
+	"github.com/terrace-dev/terrace/internal/status"
+)
+
+// Facts of a run's journal by which its lock is found after a crash.
+const (
+	factLock      = "lock"
+	factSuffix    = "stateSuffix"
+	factWorkspace = "workspace"
+)
+
+// lockToBreak is the identifier of a lock that the spec asks to remove, "" for none.
+func lockToBreak(tf *infra.Terraform) string {
+	s := tf.Spec.TFState
+	if s == nil || tf.Status.Lock.Pending == "" {
+		return ""
+	}
+	switch s.ForceUnlock {
+	case infra.ForceUnlockAuto:
+		return tf.Status.Lock.Pending
+	case infra.ForceUnlockYes:
+		if s.LockIdentifier == tf.Status.Lock.Pending {
+			return s.LockIdentifier
+		}
+	}
+	return ""
+}
+
+// unlockBeforeInit removes the lock of a state in a Secret. It has to be done before
+// init, which meets the lock itself while there is no state yet.
+func (s *session) unlockBeforeInit(ctx context.Context) error {
+	id := lockToBreak(s.job.tf)
+	if id == "" || s.access == nil {
+		return nil
+	}
+	if err := s.c.opts.Gate.ReleaseLock(ctx, s.scope, id); err != nil {
+		return status.Failf(infra.ReasonLockHeld, "remove state lock %s: %w", id, err)
+	}
+	s.unlocked = id
+	return nil
+}
+
+// forceUnlock removes the lock of a state that is elsewhere, and returns the
+// identifier of the lock that was removed, by it or before init.
+func (s *session) forceUnlock(ctx context.Context) (string, error) {
+	id := lockToBreak(s.job.tf)
+	if id == "" || s.unlocked != "" {
+		return s.unlocked, nil
+	}
+	s.run.Step("unlock", pushTimeout)
+	if err := s.ForceUnlock(ctx, id); err != nil {
+		return "", status.Failf(infra.ReasonLockHeld, "remove state lock %s: %w", id, err)
+	}
+	return id, nil
+}
+
+// releaseOwnLock removes the state lock of an interrupted run. None of its processes
+// lives, so the lock protects nothing; a lock with another identifier is somebody
+// else's and stays.
+func (c *Controller) releaseOwnLock(ctx context.Context, intr run.Interruption) error {
+	id := intr.Facts[factLock]
+	if id == "" {
+		return nil
+	}
+	scope := gate.Scope{Namespace: intr.Unit.Namespace, Suffix: intr.Facts[factSuffix], Workspace: intr.Facts[factWorkspace]}
+	if err := c.opts.Gate.ReleaseLock(ctx, scope, id); err != nil {
+		return fmt.Errorf("remove the state lock %s of an interrupted run: %w", id, err)
+	}
+	return nil
+}
