@@ -1,0 +1,153 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package embedded is `terrace up`: the control plane and the controllers in one
+// process. It starts them in order, hands the API what the command line brought
+// along (definitions, manifests, a Git repository), and stops them in order. What
+// each part does is in package controlplane and package server.
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/terrace-dev/terrace/api/crds"
+	"github.com/terrace-dev/terrace/internal/config"
+	"github.com/terrace-dev/terrace/internal/controlplane"
+	"github.com/terrace-dev/terrace/internal/server"
+	"github.com/terrace-dev/terrace/internal/tofu"
+)
+
+// stopTimeout is how long the API server and etcd get to end. What is left then
+// is abandoned with the process, which loses nothing that was acknowledged.
+const stopTimeout = 30 * time.Second
+
+// Up starts everything that cfg asks for, writes to out that it is ready and how
+// to reach it, and runs until ctx ends or a part fails. Then it stops: runs first,
+// which get an interrupt and are waited for, the controllers, the API server,
+// etcd.
+//
+// What a person can mend is found before anything starts, where that is possible,
+// and comes as *controlplane.StartError or as the error of the part whose
+// affair it is. Objects of cfg.Files that were applied before one failed stay.
+func Up(ctx context.Context, cfg config.Config, out io.Writer) (err error) {
+	begun := time.Now()
+	objects, err := readManifests(cfg.Files)
+	if err != nil {
+		return err
+	}
+	if !cfg.WithoutControllers {
+		if _, err := tofu.Find(ctx, cfg.Tofu); err != nil {
+			return err
+		}
+	}
+	cp, err := controlplane.Start(ctx, controlplane.Config{
+		DataDir: cfg.DataDir, APIAddress: cfg.APIAddress, Log: ctrl.Log.WithName("controlplane"),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		err = errors.Join(err, cp.Stop(stopping))
+	}()
+	cfg.DataDir = cp.DataDir()
+
+	if err := fill(ctx, cp, cfg, objects); err != nil {
+		return err
+	}
+	announce(out, cp, time.Since(begun))
+	return serve(ctx, cp, cfg, out)
+}
+
+// fill gives the API what the command line brought along.
+func fill(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config, objects []manifest) error {
+	definitions, err := crds.All()
+	if err != nil {
+		return err
+	}
+	if err := controlplane.InstallCRDs(ctx, cp.RESTConfig(), definitions); err != nil {
+		return err
+	}
+	if len(objects) == 0 && cfg.Git.URL == "" {
+		return nil
+	}
+	a, err := newApplier(cp.RESTConfig())
+	if err != nil {
+		return err
+	}
+	if err := a.apply(ctx, objects); err != nil {
+		return err
+	}
+	if cfg.Git.URL == "" {
+		return nil
+	}
+	source, err := gitSource(cfg.Git)
+	if err != nil {
+		return err
+	}
+	return a.apply(ctx, []manifest{source})
+}
+
+// serve runs the controllers until ctx ends or a part fails.
+func serve(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config, out io.Writer) error {
+	g, running := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		select {
+		case <-running.Done():
+			return nil
+		case err := <-cp.Wait():
+			return err
+		}
+	})
+	if cfg.WithoutControllers {
+		return g.Wait()
+	}
+	g.Go(func() error { return server.Run(running, cfg, cp.RESTConfig()) })
+	if cfg.Git.URL != "" {
+		g.Go(func() error { return showSource(running, cp.RESTConfig(), cfg.Git, out) })
+	}
+	return g.Wait()
+}
+
+// announce says how to reach the control plane.
+func announce(out io.Writer, cp *controlplane.ControlPlane, took time.Duration) {
+	fmt.Fprintf(out, "Terrace is ready at %s after %.1f s; its data is in %s\n", cp.URL(), took.Seconds(), cp.DataDir())
+	fmt.Fprintf(out, "  terrace kubectl%s get terraforms -A\n", dataDirFlag(cp.DataDir()))
+	fmt.Fprintf(out, "  export KUBECONFIG=%s    # for kubectl and every other client\n", quote(cp.KubeconfigPath()))
+}
+
+// dataDirFlag is what other commands need to find the directory; they look at
+// the default one by themselves.
+func dataDirFlag(dir string) string {
+	if usual, err := filepath.Abs(config.DefaultDataDir); err == nil && usual == dir {
+		return ""
+	}
+	return " --data-dir " + quote(dir)
+}
+
+// quote makes a path one word for a shell.
+func quote(path string) string {
+	if strings.ContainsFunc(path, func(r rune) bool {
+		return !strings.ContainsRune("/._-+:@%,=", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	}) {
+		return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+	}
+	return path
+}
+
+// exists says whether something is at path.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
