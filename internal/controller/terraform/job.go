@@ -5,9 +5,9 @@ package terraform
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/mask"
@@ -25,6 +25,7 @@ type job struct {
 	unit   run.Unit
 	tf     *infra.Terraform // as it was; read only
 	reach  *workdir.Reach
+	config string // digest of the configuration files
 	inputs *inputs
 	mask   *mask.Masker
 	drift  bool
@@ -45,6 +46,7 @@ func (c *Controller) newJob(cy *cycle, in *inputs) *job {
 		unit:        unitOf(tf),
 		tf:          tf,
 		reach:       cy.reach.Reach,
+		config:      cy.reach.config,
 		inputs:      in,
 		mask:        in.mask(),
 		readOutputs: tf.Spec.WriteOutputsToSecret != nil || len(tf.Spec.HealthChecks) > 0,
@@ -54,6 +56,15 @@ func (c *Controller) newJob(cy *cycle, in *inputs) *job {
 // facts are what whoever finds the run interrupted has to know.
 func (j *job) facts() map[string]string {
 	return map[string]string{"revision": j.revision, "workspace": j.tf.WorkspaceName()}
+}
+
+// grace is what the run's processes have between SIGINT and SIGKILL: at least what
+// the process gives to every run, more if the spec asks for it.
+func (j *job) grace(least time.Duration) time.Duration {
+	if s := j.tf.Spec.RunnerTerminationGracePeriodSeconds; s != nil {
+		return max(least, time.Duration(*s)*time.Second)
+	}
+	return least
 }
 
 // unitDir is where a unit's working directory is. Its path is the same for all its
@@ -72,9 +83,4 @@ func fileDigest(path string) (string, error) {
 		return "", err
 	}
 	return bareSum(content), nil
-}
-
-// retiresWith is the error of a job whose Terraform names a workspace that cannot be one.
-func workspaceError(name string) error {
-	return fmt.Errorf("select workspace %q: a workspace is named with letters, digits, '-', '_' and '.'", name)
 }

@@ -129,7 +129,7 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 	if err != nil {
 		return fmt.Errorf("read plan file: %w", err)
 	}
-	in := plan.Inputs{Revision: j.revision, Destroy: j.tf.Spec.Destroy, Targets: j.tf.Spec.Targets, Key: c.key}
+	in := plan.Inputs{Revision: j.revision, Destroy: j.tf.Spec.Destroy, Targets: j.tf.Spec.Targets, Key: c.key, Salt: j.config}
 	var value *plan.Plan
 	var planJSON []byte
 	if withValues {

@@ -5,8 +5,13 @@ package terraform
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
+	"path"
+	"slices"
 	"strings"
 
 	"github.com/fluxcd/pkg/apis/meta"
@@ -101,6 +106,9 @@ func (c *Controller) sourceArtifact(ctx context.Context, kind string, key types.
 type reached struct {
 	*workdir.Reach
 	digest string
+	// config is the digest of the configuration files alone. What a provisioner runs can
+	// depend on a local value, which no description of a plan shows.
+	config string
 }
 
 // reachKey names one reading; the same artifact, path and variable files always
@@ -122,7 +130,34 @@ func (c *Controller) reach(dir, artifactDigest string, tf *infra.Terraform) (*re
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", tf.Spec.Path, err)
 	}
-	r := &reached{Reach: reach, digest: digest}
+	config, err := configDigest(dir, reach)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", tf.Spec.Path, err)
+	}
+	r := &reached{Reach: reach, digest: digest, config: config}
 	c.reaches.Add(key, r)
 	return r, nil
+}
+
+// configDigest digests the configuration files among what a unit reads.
+func configDigest(dir string, reach *workdir.Reach) (string, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	h := sha256.New()
+	for _, name := range reach.Files {
+		base := path.Base(name)
+		if !slices.Contains([]string{".tf", ".tofu"}, path.Ext(strings.TrimSuffix(base, ".json"))) && base != workdir.TemplateFile {
+			continue
+		}
+		content, err := root.ReadFile(name)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%d:%s%d:", len(name), name, len(content))
+		h.Write(content)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
