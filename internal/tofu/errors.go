@@ -138,35 +138,38 @@ var location = regexp.MustCompile(`^  (on|with) \S.*`)
 // what was not marked as sensitive.
 var snippet = regexp.MustCompile(`^(  +\d+: |    +[├│])`)
 
+// preamble is an error of init that only says that another one follows.
+var preamble = regexp.MustCompile(`^Error: \S+ encountered problems during initiali[sz]ation`)
+
 // summary boils the errors that the tool printed down to the first, and says
 // how many more there are. Text without any (a crash, a wrong flag) gives its
 // first lines.
 func summary(text string) string {
-	var first []string
-	errs, inFirst := 0, false
+	var errs [][]string
+	inError := false
 	for line := range strings.SplitSeq(text, "\n") {
 		switch {
 		case strings.HasPrefix(line, "Error: "):
-			errs++
-			inFirst = errs == 1
-			if inFirst {
-				first = append(first, strings.TrimSpace(line))
-			}
+			inError = true
+			errs = append(errs, []string{strings.TrimSpace(line)})
 		case strings.HasPrefix(line, "Warning: "):
-			inFirst = false
-		case !inFirst, strings.TrimSpace(line) == "", snippet.MatchString(line):
+			inError = false
+		case !inError, strings.TrimSpace(line) == "", snippet.MatchString(line):
 		case location.MatchString(line):
-			first = append(first, strings.TrimRight(line, " :,"))
+			errs[len(errs)-1] = append(errs[len(errs)-1], strings.TrimRight(line, " :,"))
 		default:
-			first = append(first, "  "+strings.TrimSpace(line))
+			errs[len(errs)-1] = append(errs[len(errs)-1], "  "+strings.TrimSpace(line))
 		}
 	}
-	if errs == 0 {
+	if len(errs) > 1 && preamble.MatchString(errs[0][0]) {
+		errs = errs[1:]
+	}
+	if len(errs) == 0 {
 		return bounded(strings.TrimSpace(text), maxSummary/4)
 	}
-	s := bounded(strings.Join(first, "\n"), maxSummary-64)
-	if errs > 1 {
-		s += fmt.Sprintf("\n(and %d more)", errs-1)
+	s := bounded(strings.Join(errs[0], "\n"), maxSummary-64)
+	if more := len(errs) - 1; more > 0 {
+		s += fmt.Sprintf("\n(and %d more)", more)
 	}
 	return s
 }
