@@ -8,6 +8,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -24,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fluxcd/gitkit"
 	fluxgit "github.com/fluxcd/pkg/git"
 	"github.com/fluxcd/pkg/gittestserver"
 	gossh "golang.org/x/crypto/ssh"
@@ -228,7 +230,19 @@ func sshKey(t *testing.T, passphrase string) string {
 }
 
 func TestSSH(t *testing.T) {
+	stranger := sshKey(t, "")
+	parsed, err := gossh.ParsePrivateKey([]byte(stranger))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := string(gossh.MarshalAuthorizedKey(parsed.PublicKey()))
 	server := gittestserver.NewGitServer(t.TempDir())
+	server.PublicKeyLookupFunc(func(content string) (*gitkit.PublicKey, error) {
+		if strings.TrimSpace(content) == strings.TrimSpace(refused) {
+			return nil, errors.New("not known")
+		}
+		return &gitkit.PublicKey{Id: "a"}, nil
+	})
 	server.Auth("", "")
 	server.KeyDir(t.TempDir())
 	if err := server.ListenSSH(); err != nil {
@@ -257,6 +271,14 @@ func TestSSH(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	otherRSA, err := gossh.NewPublicKey(rsaKey.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		secret map[string]string
 		want   error
@@ -264,7 +286,9 @@ func TestSSH(t *testing.T) {
 	}{
 		"right":           {map[string]string{"identity": sshKey(t, ""), "known_hosts": right}, nil, ""},
 		"with passphrase": {map[string]string{"identity": sshKey(t, "secret"), "password": "secret", "known_hosts": right}, nil, ""},
-		"wrong host key":  {map[string]string{"identity": sshKey(t, ""), "known_hosts": knownhosts.Line([]string{host}, signer.PublicKey())}, nil, "host"},
+		"wrong host key":  {map[string]string{"identity": sshKey(t, ""), "known_hosts": knownhosts.Line([]string{host}, signer.PublicKey())}, ErrHostKey, "no key of a kind that it shows"},
+		"other host key":  {map[string]string{"identity": sshKey(t, ""), "known_hosts": knownhosts.Line([]string{host}, otherRSA)}, ErrHostKey, gossh.FingerprintSHA256(hostKey)},
+		"unknown client":  {map[string]string{"identity": stranger, "known_hosts": right}, ErrNotAccepted, "credentials are not accepted"},
 		"unknown host":    {map[string]string{"identity": sshKey(t, ""), "known_hosts": knownhosts.Line([]string{"example.com"}, hostKey)}, ErrHostKey, gossh.FingerprintSHA256(hostKey)},
 		"bad identity":    {map[string]string{"identity": "nothing", "known_hosts": right}, nil, "read SSH identity"},
 		"bad known_hosts": {map[string]string{"identity": sshKey(t, ""), "known_hosts": "x y z"}, nil, "read known_hosts"},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	fluxgit "github.com/fluxcd/pkg/git"
@@ -25,7 +26,6 @@ import (
 	"github.com/go-git/go-git/v5/plumbing/transport/ssh"
 	"github.com/go-git/go-git/v5/storage/filesystem"
 	gossh "golang.org/x/crypto/ssh"
-	"golang.org/x/crypto/ssh/knownhosts"
 )
 
 // repository is a place to read objects from: a local repository, or a remote
@@ -211,8 +211,7 @@ func until(ctx context.Context, do func() error) error {
 // transportError recognises what a user can mend.
 func (r *repository) transportError(err error) error {
 	var missing gogit.NoMatchingRefSpecError
-	var key *knownhosts.KeyError
-	var refused *gossh.ServerAuthError
+	var algorithm *gossh.AlgorithmNegotiationError
 	switch {
 	case err == nil:
 		return nil
@@ -220,11 +219,13 @@ func (r *repository) transportError(err error) error {
 		return ErrEmpty
 	case errors.As(err, &missing):
 		return fmt.Errorf("%w: %w", err, ErrReference)
-	case errors.As(err, &key), errors.Is(err, ErrHostKey):
-		return err
+	case errors.As(err, &algorithm) && strings.Contains(err.Error(), "host key"):
+		return fmt.Errorf("%w: known_hosts lists the host, with no key of a kind that it shows (%v)", ErrHostKey, err)
 	case errors.Is(err, transport.ErrAuthenticationRequired) && r.auth == nil:
-		return fmt.Errorf("the server asks for credentials and there are none: %w (%v)", ErrNotAccepted, err)
-	case errors.Is(err, transport.ErrAuthenticationRequired), errors.Is(err, transport.ErrAuthorizationFailed), errors.As(err, &refused):
+		return fmt.Errorf("the server asks for credentials and there are none: %w", ErrNotAccepted)
+	case errors.Is(err, transport.ErrAuthenticationRequired), errors.Is(err, transport.ErrAuthorizationFailed):
+		return ErrNotAccepted // there is nothing more in the cause
+	case strings.Contains(err.Error(), "ssh: unable to authenticate"): // not a type of its own
 		return fmt.Errorf("%w: %v", ErrNotAccepted, err)
 	default:
 		return err
