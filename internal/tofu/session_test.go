@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -410,4 +411,49 @@ resource "terraform_data" "slow" {
 	}
 	must(t, os.WriteFile(gate, []byte("go\n"), 0o600))
 	must(t, <-ended)
+}
+
+// orphanDir names the environment variable that makes this binary the Terrace
+// that is killed in TestOrphan.
+const orphanDir = "TERRACE_TEST_ORPHAN"
+
+const orphanModule = `
+resource "terraform_data" "slow" {
+  provisioner "local-exec" { command = "echo waiting; read x < gate; seq 100000" }
+}
+resource "terraform_data" "last" { depends_on = [terraform_data.slow] }
+`
+
+// An apply outlives a Terrace that is killed: it is not killed with it, does not
+// die of an output that nobody reads, and its state is whole.
+func TestOrphan(t *testing.T) {
+	if dir := os.Getenv(orphanDir); dir != "" {
+		s := &tofu.Session{
+			Tool: tool(t), Dir: dir + "/module", DataDir: dir + "/data", Home: dir + "/home", Tmp: dir + "/tmp",
+			Output: os.Stdout,
+		}
+		must(t, s.Apply(t.Context(), tofu.ApplyOptions{}))
+		return
+	}
+	s, _ := session(t, map[string]string{"main.tf": orphanModule})
+	mkfifo(t, filepath.Join(s.Dir, "gate"))
+	must(t, s.Init(t.Context(), tofu.InitOptions{}))
+
+	terrace := exec.Command(os.Args[0], "-test.run=^TestOrphan$")
+	terrace.Env = append(os.Environ(), orphanDir+"="+filepath.Dir(s.Dir))
+	out := &log{}
+	waiting := out.waitFor("waiting")
+	terrace.Stdout, terrace.Stderr = out, out
+	must(t, terrace.Start())
+	<-waiting
+	must(t, terrace.Process.Kill())
+	_ = terrace.Wait()
+	must(t, os.WriteFile(filepath.Join(s.Dir, "gate"), []byte("go\n"), 0o600))
+
+	// The orphan holds the lock until it has ended.
+	changed, err := s.Plan(t.Context(), tofu.PlanOptions{LockTimeout: "2m"})
+	must(t, err)
+	if changed {
+		t.Error("the orphan did not finish its apply")
+	}
 }
