@@ -81,7 +81,7 @@ func (b *bench) start(ctx context.Context) error {
 		if cfg, err = clientcmd.BuildConfigFromFlags("", b.kubeconfig()); err != nil {
 			return err
 		}
-		return readyz(ctx, cfg)
+		return apiReady(ctx, cfg)
 	})
 	if err != nil {
 		return err
@@ -106,22 +106,25 @@ func (b *bench) start(ctx context.Context) error {
 	return err
 }
 
-func readyz(ctx context.Context, cfg *rest.Config) error {
+// apiReady tells that the server is healthy and serves the kinds.
+func apiReady(ctx context.Context, cfg *rest.Config) error {
 	c, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("/readyz answers %s", resp.Status)
+	for _, path := range []string{"/readyz", "/apis/infra.contrib.fluxcd.io/v1alpha2/terraforms", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories"} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+path, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := c.Do(req)
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s answers %s", path, resp.Status)
+		}
 	}
 	return nil
 }

@@ -61,14 +61,13 @@ bin/terrace up --without-controllers --data-dir "$data" --api-address 127.0.0.1:
 server=$!
 
 deadline=$((SECONDS + 180))
-until [ -s "$data/kubeconfig" ] &&
-	timeout 10 bin/terrace kubectl --kubeconfig "$data/kubeconfig" get --raw /readyz >/dev/null 2>&1; do
+until timeout 10 bin/terrace kubectl --kubeconfig "$data/kubeconfig" get terraforms,gitrepositories -A >/dev/null 2>&1; do
 	if ! kill -0 "$server" 2>/dev/null; then
 		echo "test: terrace up ended before it was ready" >&2
 		exit 1
 	fi
 	if [ "$SECONDS" -ge "$deadline" ]; then
-		echo "test: waited 180 s for terrace up to write $data/kubeconfig and to answer /readyz" >&2
+		echo "test: waited 180 s for terrace up to write $data/kubeconfig and to serve the kinds" >&2
 		exit 1
 	fi
 	sleep 0.3

@@ -73,7 +73,7 @@ func (p *plane) start(ctx context.Context) error {
 	return p.awaitReady(ctx)
 }
 
-// awaitReady asks /readyz until it is ok. The process may not even have written
+// awaitReady asks until the API is ready. The process may not even have written
 // its kubeconfig yet, so there is nothing that could be watched.
 func (p *plane) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
@@ -95,6 +95,7 @@ func (p *plane) awaitReady(ctx context.Context) error {
 	}
 }
 
+// ready asks for what a user needs: a healthy server that serves the kinds.
 func (p *plane) ready(ctx context.Context) error {
 	cfg, err := p.config()
 	if err != nil {
@@ -104,17 +105,19 @@ func (p *plane) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("/readyz answers %s", resp.Status)
+	for _, path := range []string{"/readyz", "/apis/infra.contrib.fluxcd.io/v1alpha2/terraforms", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories"} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+path, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s answers %s", path, resp.Status)
+		}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ package demo
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -72,8 +73,12 @@ func (w *teller) quote(text string) {
 // seen tells that something happened, with the time since the start.
 func (w *teller) seen(who, format string, args ...any) {
 	at := fmt.Sprintf("%6.1fs", time.Since(w.begun).Seconds())
-	w.print("   %s %-9s %s\n", w.style(faint, at), who, cut(fmt.Sprintf(format, args...), 100))
+	what := hashes.ReplaceAllString(fmt.Sprintf(format, args...), "$1")
+	w.print("   %s %-9s %s\n", w.style(faint, at), who, cut(what, 100))
 }
+
+// hashes finds commit hashes, of which the first digits are enough to read.
+var hashes = regexp.MustCompile(`\b([0-9a-f]{10})[0-9a-f]{30}\b`)
 
 // kept tells that a promise was kept.
 func (w *teller) kept(format string, args ...any) {

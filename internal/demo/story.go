@@ -190,6 +190,9 @@ func (t *tale) approveDatabase(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := t.show(ctx, "show", "plan", "handbook", "-n", namespace); err != nil {
+		return "", err
+	}
 	t.say.line("%s:", t.page())
 	t.say.quote(string(page))
 	t.say.kept("what was applied is %s, the plan that was shown", pending)
@@ -307,7 +310,11 @@ func (t *tale) repairDrift(ctx context.Context) (string, error) {
 	if err := t.show(ctx, "kubectl", "-n", namespace, "patch", "terraform", "handbook", "--type=merge", "-p", `{"spec":{"interval":"10m"}}`); err != nil {
 		return "", err
 	}
-	err = t.units.until(ctx, "handbook to be ready again", unitTimeout, func(v view) bool { return v.ready("handbook") })
+	// One more check is due from the short interval; the next chapters count what runs.
+	err = t.units.until(ctx, "the next drift check of handbook to be due in minutes", unitTimeout, func(v view) bool {
+		next := v["handbook"].Status.NextDriftCheckAt
+		return v.ready("handbook") && next != nil && time.Until(next.Time) > time.Minute
+	})
 	if err != nil {
 		return "", err
 	}
