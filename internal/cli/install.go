@@ -7,11 +7,13 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/terrace-dev/terrace/internal/install"
 )
@@ -50,6 +52,9 @@ again upgrades. An embedded control plane needs none of it.`,
 				if err := c.apply(cmd.Context(), u); err != nil {
 					return err
 				}
+				if err := c.awaitEstablished(cmd.Context(), u); err != nil {
+					return err
+				}
 				fmt.Fprintf(a.env.Stdout, "applied %s/%s\n", strings.ToLower(u.GetKind()), u.GetName())
 			}
 			return nil
@@ -82,6 +87,26 @@ func (c *cluster) apply(ctx context.Context, u *unstructured.Unstructured) error
 		return c.explain(doing, err)
 	}
 	return nil
+}
+
+// definitionKind lets definitions be watched like the other kinds.
+var definitionKind = kind{Name: "CustomResourceDefinition", Resource: schema.GroupVersionResource{
+	Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions",
+}}
+
+// awaitEstablished waits until the API server serves the kind that u defines, so
+// that whoever comes next finds it. It returns at once when u is something else.
+func (c *cluster) awaitEstablished(ctx context.Context, u *unstructured.Unstructured) error {
+	if u.GetKind() != definitionKind.Name {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	_, err := c.until(ctx, object{Unstructured: u, Kind: definitionKind}, func(o object) (bool, error) {
+		established, _ := o.condition("Established")
+		return established.Status == metav1.ConditionTrue, nil
+	})
+	return c.explain("wait until the cluster serves "+u.GetName(), err)
 }
 
 // labelValue makes a label value of a version: "+" is not allowed there.

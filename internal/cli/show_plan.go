@@ -97,7 +97,8 @@ func (a *app) openPlan(ctx context.Context, c *cluster, o object, tf *infra.Terr
 			return body, nil
 		}
 	}
-	if !errors.Is(err, errNoServer) && !errors.Is(err, errNotKept) {
+	// A server that was named is the one that was meant.
+	if f.url != "" || !errors.Is(err, errNoServer) && !errors.Is(err, errNotKept) {
 		return nil, err
 	}
 	readable, rerr := c.readablePlan(ctx, tf, format)

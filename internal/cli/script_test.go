@@ -1,0 +1,312 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/terrace-dev/terrace/internal/testenv"
+)
+
+// patience bounds each wait of a script for something to happen.
+const patience = 2 * time.Minute
+
+// TestScripts runs the scripts of testdata/script, one or more a verb, with the
+// binary that `make build` made, against a real API server. No controllers
+// run: the scripts write the status that a verb is to find. Besides the
+// commands of testscript they have:
+//
+//	objects FILE             creates the objects of the file, with their status
+//	status NAME FILE         merges the file into the status of a Terraform
+//	handle NAME FILE         the same once a reconcile is requested, as its answer
+//	approved NAME FILE       the same once its plan is approved
+//	serve                    serves the files of $WORK/server as a Terrace server
+//	watch NAME FILE SEEN THEN ARGS…
+//	                         runs terrace, waits for a line that matches SEEN, merges
+//	                         the file into the status, waits for THEN, interrupts
+//	ready DIR                waits for the control plane of the directory
+func TestScripts(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := testenv.Start(t)
+	client, err := dynamic.NewForConfig(env.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(e *testscript.Env) error {
+			namespace := env.Namespace(e.T().(testing.TB))
+			e.Setenv("PATH", filepath.Join(root, "bin")+string(os.PathListSeparator)+os.Getenv("PATH"))
+			e.Setenv("HOME", e.WorkDir)
+			e.Setenv("NS", namespace)
+			e.Values["script"] = &script{client: client, namespace: namespace}
+			return kubeconfig(e, env.Kubeconfig, namespace)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"objects":  command((*script).objects),
+			"status":   command((*script).status),
+			"handle":   command((*script).handle),
+			"approved": command((*script).approved),
+			"serve":    command((*script).serve),
+			"watch":    command((*script).watch),
+			"ready":    command((*script).ready),
+		},
+	})
+}
+
+// script is the cluster's side of a script.
+type script struct {
+	client    dynamic.Interface
+	namespace string
+}
+
+func command(do func(*script, *testscript.TestScript, []string) error) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, _ bool, args []string) {
+		ts.Check(do(ts.Value("script").(*script), ts, args))
+	}
+}
+
+// kubeconfig gives the script a data directory with a kubeconfig whose
+// namespace is the script's own.
+func kubeconfig(e *testscript.Env, from, namespace string) error {
+	cfg, err := clientcmd.LoadFromFile(from)
+	if err != nil {
+		return err
+	}
+	for _, c := range cfg.Contexts {
+		c.Namespace = namespace
+	}
+	if err := clientcmd.ResolveLocalPaths(cfg); err != nil {
+		return err
+	}
+	file := filepath.Join(e.WorkDir, "data", "kubeconfig")
+	e.Setenv("KUBECONFIG", file)
+	return clientcmd.WriteToFile(*cfg, file)
+}
+
+func (s *script) of(u *unstructured.Unstructured) dynamic.ResourceInterface {
+	resource, _ := meta.UnsafeGuessKindToResource(u.GroupVersionKind())
+	return s.client.Resource(resource).Namespace(s.namespace)
+}
+
+func (s *script) terraforms() dynamic.ResourceInterface {
+	u := &unstructured.Unstructured{}
+	u.SetAPIVersion("infra.contrib.fluxcd.io/v1alpha2")
+	u.SetKind("Terraform")
+	return s.of(u)
+}
+
+func (s *script) objects(ts *testscript.TestScript, args []string) error {
+	documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(ts.ReadFile(args[0])), 4096)
+	for {
+		var raw json.RawMessage
+		err := documents.Decode(&raw)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		u := &unstructured.Unstructured{}
+		if err = errors.Join(err, u.UnmarshalJSON(raw)); err != nil {
+			return err
+		}
+		created, err := s.of(u).Create(context.Background(), u, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+		status, found := u.Object["status"]
+		if !found {
+			continue
+		}
+		created.Object["status"] = status
+		if _, err := s.of(u).UpdateStatus(context.Background(), created, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *script) status(ts *testscript.TestScript, args []string) error {
+	return s.patchStatus(ts, args[0], args[1], nil)
+}
+
+// patchStatus merges the file, and more, into the status of a Terraform.
+func (s *script) patchStatus(ts *testscript.TestScript, name, file string, more map[string]any) error {
+	status := map[string]any{}
+	if err := yaml.Unmarshal([]byte(ts.ReadFile(file)), &status); err != nil {
+		return err
+	}
+	for k, v := range more {
+		status[k] = v
+	}
+	patch, err := json.Marshal(map[string]any{"status": status})
+	if err != nil {
+		return err
+	}
+	_, err = s.terraforms().Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
+
+// once waits until ask finds something on the Terraform, and returns that.
+func (s *script) once(name string, ask func(*unstructured.Unstructured) (string, bool)) (*unstructured.Unstructured, string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	w, err := s.terraforms().Watch(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		if u, ok := e.Object.(*unstructured.Unstructured); ok {
+			if answer, found := ask(u); found {
+				return u, answer, nil
+			}
+		}
+	}
+	return nil, "", fmt.Errorf("%s: nothing was requested", name)
+}
+
+func (s *script) handle(ts *testscript.TestScript, args []string) error {
+	u, token, err := s.once(args[0], func(u *unstructured.Unstructured) (string, bool) {
+		token := u.GetAnnotations()["reconcile.fluxcd.io/requestedAt"]
+		handled, _, _ := unstructured.NestedString(u.Object, "status", "lastHandledReconcileAt")
+		return token, token != "" && token != handled
+	})
+	if err != nil {
+		return err
+	}
+	return s.patchStatus(ts, args[0], args[1], map[string]any{
+		"lastHandledReconcileAt": token, "observedGeneration": u.GetGeneration(),
+	})
+}
+
+func (s *script) approved(ts *testscript.TestScript, args []string) error {
+	_, _, err := s.once(args[0], func(u *unstructured.Unstructured) (string, bool) {
+		plan, found, _ := unstructured.NestedString(u.Object, "spec", "approvePlan")
+		return plan, found && plan != ""
+	})
+	if err != nil {
+		return err
+	}
+	return s.patchStatus(ts, args[0], args[1], nil)
+}
+
+// serve answers with the file $WORK/server/NAME-WHAT, after which -FORMAT or
+// -RUN stand when they were asked for.
+func (s *script) serve(ts *testscript.TestScript, _ []string) error {
+	work := ts.Getenv("WORK")
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/units/terraform/"+s.namespace+"/"), "/")
+		name := strings.Join(parts, "-")
+		for _, key := range []string{"format", "run"} {
+			if v := r.URL.Query().Get(key); v != "" {
+				name += "-" + v
+			}
+		}
+		data, err := os.ReadFile(filepath.Join(work, "server", filepath.Base(name)))
+		switch {
+		case r.Header.Get("Authorization") != "Bearer secret":
+			http.Error(w, "the token is wrong", http.StatusUnauthorized)
+		case err != nil:
+			http.Error(w, "nothing is kept", http.StatusNotFound)
+		default:
+			_, _ = w.Write(bytes.ReplaceAll(data, []byte("$WORK"), []byte(work)))
+		}
+	}))
+	ts.Defer(web.Close)
+	found := fmt.Sprintf(`{"address":%q,"token":"secret"}`, web.Listener.Addr())
+	return os.WriteFile(filepath.Join(work, "data", "server.json"), []byte(found), 0o600)
+}
+
+func (s *script) watch(ts *testscript.TestScript, args []string) error {
+	name, file, seen, then := args[0], args[1], regexp.MustCompile(args[2]), regexp.MustCompile(args[3])
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	program, err := exec.LookPath("../../bin/terrace")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, program, args[4:]...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+ts.Getenv("KUBECONFIG"))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(out)
+	wait := func(for_ *regexp.Regexp) error {
+		for lines.Scan() {
+			ts.Logf("%s", lines.Text())
+			if for_.MatchString(lines.Text()) {
+				return nil
+			}
+		}
+		return fmt.Errorf("watch: no line matches %s: %s", for_, stderr.String())
+	}
+	if err := wait(seen); err != nil {
+		return err
+	}
+	if err := s.patchStatus(ts, name, file, nil); err != nil {
+		return err
+	}
+	if err := wait(then); err != nil {
+		return err
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		return err
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("an interrupt is how watching ends: %w: %s", err, stderr.String())
+	}
+	return nil
+}
+
+func (s *script) ready(ts *testscript.TestScript, args []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	file := filepath.Join(ts.MkAbs(args[0]), "kubeconfig")
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(file); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("ready %s: there is no kubeconfig after %s", args[0], patience)
+		case <-tick.C:
+		}
+	}
+}
