@@ -4,6 +4,7 @@
 package tofu
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -130,7 +131,12 @@ func TestEnviron(t *testing.T) {
 		"TF_PLUGIN_CACHE_DIR=/p", "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE=1",
 		"TF_VAR_v=b", "TF_WORKSPACE=w", "TMPDIR=/t",
 	}
-	if diff := cmp.Diff(want, s.environ()); diff != "" {
+	if diff := cmp.Diff(want, s.environ("init")); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+	for _, v := range s.environ("plan") {
+		if strings.HasPrefix(v, "TF_PLUGIN_CACHE") {
+			t.Errorf("plan gets %s: it would fail when the cache is not there", v)
+		}
 	}
 }

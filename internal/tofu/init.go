@@ -8,6 +8,8 @@ import (
 	"fmt"
 )
 
+const initSub = "init"
+
 // InitOptions are the choices of init; the zero value is a plain init.
 type InitOptions struct {
 	// Upgrade looks for newer modules and providers within their constraints.
@@ -48,6 +50,6 @@ func (s *Session) Init(ctx context.Context, o InitOptions) error {
 	if err != nil {
 		return fmt.Errorf("open the plugin cache for init: %w", err)
 	}
-	_, err = s.run(ctx, command{sub: "init", args: o.args(), files: use.files()})
+	_, err = s.run(ctx, command{sub: initSub, args: o.args(), files: use.files()})
 	return use.leave(err)
 }

@@ -120,7 +120,7 @@ func (s *Session) run(ctx context.Context, c command) (*result, error) {
 
 	cmd := exec.Command(s.Tool.Path, c.args...)
 	cmd.Dir = s.Dir
-	cmd.Env = s.environ()
+	cmd.Env = s.environ(c.sub)
 	cmd.Stdout, cmd.Stderr = out, errOut
 	cmd.ExtraFiles = c.files
 	// A group of its own: what the user types at Terrace's terminal does not
@@ -229,7 +229,7 @@ func (s *Session) wait(ctx context.Context, cmd *exec.Cmd) error {
 }
 
 // environ is the whole environment of the process, sorted.
-func (s *Session) environ() []string {
+func (s *Session) environ(sub string) []string {
 	env := map[string]string{
 		"PATH":               defaultPath,
 		"HOME":               s.Home,
@@ -239,7 +239,9 @@ func (s *Session) environ() []string {
 	if s.CLIConfig != "" {
 		env["TF_CLI_CONFIG_FILE"] = s.CLIConfig
 	}
-	if s.PluginCache != "" {
+	if s.PluginCache != "" && sub == initSub {
+		// Only for init, which makes sure that it is there: any command would
+		// refuse to start without it, though no other one reads it.
 		env["TF_PLUGIN_CACHE_DIR"] = s.PluginCache
 		// Without it a unit that has no lock file yet installs the package
 		// into the cache once more, over the file that another run executes.

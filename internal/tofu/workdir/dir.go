@@ -72,7 +72,11 @@ func (d *Dir) Path() string { return d.path }
 // Module is the absolute path of the module directory at reach.Path.
 func (d *Dir) Module(r *Reach) string { return d.path + "/" + path.Join(workPart, r.Path) }
 
-// DataDir, Home and Tmp are the absolute paths of TF_DATA_DIR, HOME and TMPDIR.
+// File is the absolute path of a file of the artifact, named relative to its
+// root: of a variable file for example.
+func (d *Dir) File(name string) string { return d.path + "/" + path.Join(workPart, name) }
+
+// DataDir is TF_DATA_DIR: what init makes.
 func (d *Dir) DataDir() string { return d.path + "/" + dataPart }
 
 // Home is HOME of a run; [Dir.Prepare] empties it.

@@ -131,6 +131,16 @@ func (d *Dir) prepareInit(p *Prepared, q Request) error {
 		return err
 	}
 	p.InitNeeded = last.Fingerprint != p.fingerprint || !d.initIntact(last)
+	if p.InitNeeded {
+		// An init that found the backend of before would move its state to the
+		// new one, or stop because the workspace is not there yet. Moving state
+		// is for people to ask for.
+		for _, name := range []string{"terraform.tfstate", "environment"} {
+			if err := d.root.RemoveAll(path.Join(dataPart, name)); err != nil {
+				return err
+			}
+		}
+	}
 	if p.InitNeeded && hasLock {
 		return nil
 	}

@@ -190,8 +190,42 @@ func TestLargeArtifact(t *testing.T) {
 	}
 }
 
-// A lock by Terrace's own state of the backend that changed: the tool asks for
-// init, and says so in a way that can be acted on.
+// Another backend is another state: nothing is moved, and the workspace of the
+// unit is made there.
+func TestBackendChanges(t *testing.T) {
+	u := newUnit(t)
+	root := tree(t, map[string]string{"main.tf": `resource "terraform_data" "x" {}`})
+	run := func(state string) bool {
+		t.Helper()
+		hcl, err := workdir.Backend{Custom: fmt.Sprintf("backend \"local\" {\n  workspace_dir = %q\n}", state)}.HCL()
+		must(t, err)
+		reach, err := workdir.ReachOf(root, ".", workdir.Options{})
+		must(t, err)
+		p, err := u.dir.Prepare(workdir.Request{Source: root, Reach: reach, Files: map[string][]byte{workdir.BackendFile: hcl}})
+		must(t, err)
+		u.session.Dir, u.session.DataDir, u.session.Home, u.session.Tmp = p.Module, p.DataDir, p.Home, p.Tmp
+		if p.InitNeeded {
+			must(t, u.session.Init(t.Context(), tofu.InitOptions{ForceCopy: true}))
+			must(t, u.dir.InitDone(p))
+		}
+		must(t, u.session.SelectWorkspace(t.Context(), "prod"))
+		changed, err := u.session.Plan(t.Context(), tofu.PlanOptions{})
+		must(t, err)
+		must(t, u.session.Apply(t.Context(), tofu.ApplyOptions{}))
+		return changed
+	}
+	for i, step := range []struct {
+		state   string
+		changed bool
+	}{{"a", true}, {"a", false}, {"b", true}, {"a", false}} {
+		if got := run(step.state); got != step.changed {
+			t.Errorf("step %d: changes is %t, want %t", i, got, step.changed)
+		}
+	}
+}
+
+// A backend that changed behind the back of Prepare: the tool asks for init, and
+// that can be acted on.
 func TestToolAsksForInit(t *testing.T) {
 	u := newUnit(t)
 	root := tree(t, map[string]string{"main.tf": `output "o" { value = 1 }`})
