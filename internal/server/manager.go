@@ -19,6 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -44,8 +45,11 @@ func newManager(cfg config.Config, api *rest.Config) (ctrl.Manager, error) {
 		api.UserAgent = "terrace"
 	}
 	opts := ctrl.Options{
-		Scheme:           Scheme(),
-		Metrics:          metricsserver.Options{BindAddress: "0"},
+		Scheme:  Scheme(),
+		Metrics: metricsserver.Options{BindAddress: "0"},
+		// Names are unique in one manager; several managers in one process, as tests have
+		// them, are not a mistake.
+		Controller:       ctrlconfig.Controller{SkipNameValidation: new(true)},
 		LeaderElection:   cfg.LeaderElection,
 		LeaderElectionID: infra.LeaderElectionID,
 		// The lease is given back when the process stops in order, so that the next one starts at once.

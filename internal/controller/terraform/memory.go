@@ -21,7 +21,7 @@ type memory struct {
 
 type unitMemory struct {
 	cancel string // value of the cancel annotation when the run began
-	// outputs is the resourceVersion of the output Secret that was last seen right.
+	// outputs names the version of the output Secret that was last seen right; see seenRight.
 	outputs string
 	health  healthState
 	glass   *session // open while a person works on the unit by hand

@@ -151,7 +151,7 @@ func (c *Controller) writeOutputs(ctx context.Context, cy *cycle) error {
 	}
 	known := ""
 	c.memory.with(unitOf(tf), func(m *unitMemory) { known = m.outputs })
-	if meta != nil && !cy.newOutputs && known == meta.ResourceVersion && sameSecretSpec(meta, w) {
+	if meta != nil && !cy.newOutputs && known == seenRight(meta.ResourceVersion, w) {
 		return nil
 	}
 
@@ -172,7 +172,7 @@ func (c *Controller) writeOutputs(ctx context.Context, cy *cycle) error {
 	if err != nil {
 		return status.Fail(infra.ReasonOutputsWritingFailed, err)
 	}
-	c.memory.with(unitOf(tf), func(m *unitMemory) { m.outputs = version })
+	c.memory.with(unitOf(tf), func(m *unitMemory) { m.outputs = seenRight(version, w) })
 	tf.Status.Outputs.SecretName = w.Name
 	tf.Status.Outputs.Keys = slices.Sorted(maps.Keys(want))
 	if !wrote && !cy.newOutputs {
@@ -188,6 +188,12 @@ func (c *Controller) writeOutputs(ctx context.Context, cy *cycle) error {
 			"Outputs written.\n%d output(s): %s", len(out), strings.Join(tf.Status.AvailableOutputs, ", ")))
 	}
 	return nil
+}
+
+// seenRight names a version of the Secret that was found right for a spec.
+func seenRight(version string, w *infra.WriteOutputsToSecretSpec) string {
+	spec, _ := json.Marshal(w) // a struct of strings always encodes
+	return version + " " + string(spec)
 }
 
 func sameSecretSpec(m *metav1.PartialObjectMetadata, w *infra.WriteOutputsToSecretSpec) bool {
@@ -223,7 +229,7 @@ func (c *Controller) applyOutputs(ctx context.Context, tf *infra.Terraform, w *i
 	if meta != nil {
 		var live corev1.Secret
 		err := c.opts.Reader.Get(ctx, ref.key(), &live)
-		if err == nil && maps.EqualFunc(live.Data, want, bytes.Equal) && sameSecretSpec(meta, w) && onlyOurLabels(&live, tf, w) {
+		if err == nil && maps.EqualFunc(live.Data, want, bytes.Equal) && sameSecretSpec(meta, w) && onlyOurLabels(&live, w) {
 			return live.ResourceVersion, false, nil
 		} else if err != nil && !apierrors.IsNotFound(err) {
 			return "", false, err
@@ -247,7 +253,7 @@ func (c *Controller) applyOutputs(ctx context.Context, tf *infra.Terraform, w *i
 
 // onlyOurLabels tells that our field manager owns no label or annotation that the
 // spec no longer has.
-func onlyOurLabels(live *corev1.Secret, _ *infra.Terraform, w *infra.WriteOutputsToSecretSpec) bool {
+func onlyOurLabels(live *corev1.Secret, w *infra.WriteOutputsToSecretSpec) bool {
 	for _, f := range live.ManagedFields {
 		if f.Manager != infra.FieldManager || f.FieldsV1 == nil {
 			continue

@@ -57,7 +57,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 	}
 	ctl, err := ctrl.NewControllerManagedBy(mgr).
 		Named("terraform").
-		WithOptions(controller.Options{MaxConcurrentReconciles: c.opts.Concurrent, SkipNameValidation: new(true)}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: c.opts.Concurrent}).
 		For(&infra.Terraform{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
 		Watches(&infra.Terraform{}, c.dependants(), builder.WithPredicates(standingChanged)).
