@@ -42,6 +42,7 @@ var pluginsOff = []string{
 	"DefaultTolerationSeconds",
 	"JobValidation",
 	"LimitRanger",
+	"MutatingAdmissionPolicy",
 	"NodeDeclaredFeatureValidator",
 	"PersistentVolumeClaimResize",
 	"PodGroupProtection",

@@ -26,6 +26,9 @@ import (
 // DefaultAPIAddress is where the API server listens when Config names no address.
 const DefaultAPIAddress = "127.0.0.1:6443"
 
+// settleTime is how long after the start the work that it caused goes on.
+const settleTime = 20 * time.Second
+
 // renewalPeriod is how often a running control plane looks at its certificates.
 const renewalPeriod = 12 * time.Hour
 
@@ -103,9 +106,6 @@ func Start(ctx context.Context, config Config) (_ *ControlPlane, err error) {
 		return nil, err
 	}
 	cp.runBackground(config)
-	// What the start needed once is given back to the system now; the collector
-	// would take minutes to notice.
-	go debug.FreeOSMemory()
 	return cp, nil
 }
 
@@ -220,7 +220,18 @@ func (cp *ControlPlane) runBackground(config Config) {
 	store := newStorage(cp.dir.path, config.reserve, cp.etcd, cp.gate, cp.clock, cp.log)
 	cp.background.Go(func() { store.run(ctx) })
 	cp.background.Go(func() { cp.renewCertificates(ctx) })
+	cp.background.Go(func() { cp.freeMemory(ctx) })
 	go cp.watch()
+}
+
+// freeMemory gives back what the start needed once, after the schemas of the
+// definitions have been merged as well. The runtime would take many minutes.
+func (cp *ControlPlane) freeMemory(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-cp.clock.After(settleTime):
+		debug.FreeOSMemory()
+	}
 }
 
 func (cp *ControlPlane) renewCertificates(ctx context.Context) {

@@ -25,8 +25,9 @@
 // would do harm: StorageObjectInUseProtection adds a finalizer that nobody
 // would remove, ResourceQuota waits for a status that nobody would write. Those
 // that only shape Pods (ServiceAccount, Priority, LimitRanger, PodSecurity, …)
-// cost informers and change nothing. Namespace lifecycle, certificate checks,
-// admission webhooks and admission policies stay. Priority and fairness is off:
+// cost informers and change nothing. MutatingAdmissionPolicy reads the index of
+// all schemas once a second, policy or not. Namespace lifecycle, certificate
+// checks, admission webhooks and validating admission policies stay. Priority and fairness is off:
 // its clients share one machine and one owner, the plain limits of requests in
 // flight protect the process as well, and it would cost two dozen objects, their
 // informers and a timer. The identity lease, which an API server renews every

@@ -111,21 +111,17 @@ func gitName(git config.GitOptions) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	last := strings.TrimSuffix(path.Base(strings.TrimRight(address, "/")), ".git")
-	name := strings.Trim(unfit.ReplaceAllString(strings.ToLower(last), "-"), "-")
-	if name == "" {
-		return "", &controlplane.StartError{What: fmt.Sprintf("read --git: %s has no last element to name the source by", given(address)), Hint: "give a name with --git-name"}
-	}
-	return name[:min(len(name), 63)], nil
-}
-
-// given is a URL without its password.
-func given(address string) string {
+	// Only the path: before it may be a password.
 	u, err := url.Parse(address)
 	if err != nil {
-		return "the URL"
+		return "", errors.New("read --git: it is not a URL")
 	}
-	return u.Redacted()
+	last := strings.TrimSuffix(path.Base(strings.TrimRight(u.Path, "/")), ".git")
+	name := strings.Trim(unfit.ReplaceAllString(strings.ToLower(last), "-"), "-")
+	if name == "" {
+		return "", &controlplane.StartError{What: fmt.Sprintf("read --git: %s has no last element to name the source by", u.Redacted()), Hint: "give a name with --git-name"}
+	}
+	return name[:min(len(name), 63)], nil
 }
 
 // showSource waits for the source of --git and tells what is in it, or why it
@@ -284,7 +280,7 @@ func look(ctx context.Context, address, below string) (content, error) {
 const fileLimit = 1 << 20
 
 var (
-	localModule = regexp.MustCompile(`(?m)^\s*source\s*=\s*"(\.\.?/[^"]*)"`)
+	localModule = regexp.MustCompile(`\bsource\s*=\s*"(\.\.?/[^"]*)"`)
 	declares    = regexp.MustCompile(`(?m)^apiVersion:\s*["']?` + regexp.QuoteMeta(infra.GroupVersion.Group) + `/`)
 )
 
