@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -155,7 +156,7 @@ func (o *object) checkIdentity(r request, t target) error {
 		if err != nil {
 			return err
 		}
-		if !contains(c.want, got) {
+		if !slices.Contains(c.want, got) {
 			return fmt.Errorf("%s is %q", c.path[len(c.path)-1], got)
 		}
 	}
@@ -173,15 +174,6 @@ func (o *object) checkIdentity(r request, t target) error {
 		return fmt.Errorf("stringData is not what the backend writes")
 	}
 	return nil
-}
-
-func contains(all []string, s string) bool {
-	for _, a := range all {
-		if a == s {
-			return true
-		}
-	}
-	return false
 }
 
 // compressed is the payload, or this part of it, as the Secret has it; nil when it
