@@ -5,6 +5,7 @@ package workdir
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -452,4 +453,30 @@ func FuzzReach(f *testing.F) {
 			}
 		}
 	})
+}
+
+// BenchmarkReach is what one unit of an artifact costs when a commit came: to
+// find what it reads and to hash that, known files aside.
+func BenchmarkReach(b *testing.B) {
+	files := map[string]string{}
+	for i := range 1000 {
+		unit := fmt.Sprintf("units/u%d/", i)
+		files[unit+"main.tf"] = "module \"m\" {\n  source = \"../../modules/m\"\n  name = \"x\"\n}\n"
+		files[unit+"terraform.tfvars"] = "a = 1\n"
+	}
+	files["modules/m/main.tf"] = "variable \"name\" {}\nresource \"terraform_data\" \"x\" { input = var.name }\noutput \"o\" { value = file(\"${path.module}/data.json\") }\n"
+	files["modules/m/data.json"] = "{}"
+	root := artifact(b, files)
+	h := NewHasher(10_000)
+	i := 0
+	for b.Loop() {
+		r, err := ReachOf(root, fmt.Sprintf("units/u%d", i%1000), Options{TofuFiles: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := r.Digest(root, h); err != nil {
+			b.Fatal(err)
+		}
+		i++
+	}
 }

@@ -313,7 +313,7 @@ func mirrorConfig(dir string) []byte {
 }
 
 // Ten units start at once with an empty cache: each gets whole providers, which
-// are unpacked once, and applies with them.
+// are unpacked once. (Three of them apply; the others could.)
 func TestTenInitsShareTheCache(t *testing.T) {
 	config := mirrorConfig(mirror(t))
 	cache := filepath.Join(t.TempDir(), "cache")
@@ -326,6 +326,12 @@ func TestTenInitsShareTheCache(t *testing.T) {
 	var all sync.WaitGroup
 	for i, u := range units {
 		all.Go(func() {
+			if i >= 3 {
+				if err := u.prepare(root, ".", workdir.Variables{}); err != nil {
+					t.Errorf("unit %d: %v", i, err)
+				}
+				return
+			}
 			got, err := u.apply(root, ".", workdir.Variables{})
 			if err != nil || got["o"] != `"1796040000"` {
 				t.Errorf("unit %d: %v, %v", i, got, err)
