@@ -297,16 +297,33 @@ func (s *script) ready(ts *testscript.TestScript, args []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	file := filepath.Join(ts.MkAbs(args[0]), "kubeconfig")
-	tick := time.NewTicker(50 * time.Millisecond)
+	// The process says that it is ready on its output, which a script sees only
+	// at its end. So it is asked, as every client could.
+	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if _, err := os.Stat(file); err == nil {
+		err := serves(ctx, file)
+		if err == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("ready %s: there is no kubeconfig after %s", args[0], patience)
+			return fmt.Errorf("ready %s: %w", args[0], err)
 		case <-tick.C:
 		}
 	}
+}
+
+// serves tells whether the cluster of the kubeconfig serves Terrace's kinds.
+func serves(ctx context.Context, kubeconfig string) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	_, err = (&script{client: client}).terraforms().List(ctx, metav1.ListOptions{Limit: 1})
+	return err
 }
