@@ -21,7 +21,7 @@ import (
 func ofUnits(requests []request) []request {
 	var out []request
 	for _, r := range requests {
-		if strings.Contains(r.path, "gitrepositories") || strings.HasPrefix(r.path, "/apis?") || strings.HasPrefix(r.path, "/api?") ||
+		if strings.Contains(r.path, "gitrepositories") || strings.Contains(r.path, "/events/src.") || strings.HasPrefix(r.path, "/apis?") || strings.HasPrefix(r.path, "/api?") ||
 			strings.Count(r.path, "/") <= 3 && r.verb == "GET" || strings.Contains(r.path, "limit=") {
 			continue
 		}
@@ -52,7 +52,8 @@ func TestBudgetOfOneUnit(t *testing.T) {
 	w.await("u", "Ready with its outputs", func(tf *infra.Terraform) bool {
 		return isReady(tf) && tf.Status.Outputs != nil && tf.Status.Outputs.SecretName == "out"
 	})
-	w.secret("out", nil)
+	w.awaitEvent("u", infra.ReasonAppliedSucceed)
+	w.awaitEvent("u", infra.ReasonOutputsWritingFailed)
 	w.within("create → applied → outputs", mark, 12)
 	if n := w.spawned("") - spawned; n != 3 {
 		t.Errorf("create → applied → outputs took %d processes: init, plan and apply were wanted", n)

@@ -279,7 +279,7 @@ writeOutputsToSecret: {name: out, labels: {a: "1"}, outputs: ["l:alias", s]}`)
 	}
 
 	w.change("u", func(tf *infra.Terraform) { tf.Spec.WriteOutputsToSecret.Labels = map[string]string{"b": "2"} })
-	if !w.watch(&corev1.SecretList{}, "out", func(o client.Object) bool {
+	if !w.watch(&corev1.SecretList{}, named("out"), func(o client.Object) bool {
 		return o != nil && o.GetLabels()["b"] == "2" && o.GetLabels()["a"] == ""
 	}) {
 		t.Error("labels do not follow the spec")

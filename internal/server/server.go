@@ -16,6 +16,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
@@ -99,14 +100,16 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	}
 
 	metrics := newMetrics(s.manager.GetClient())
-	var units *terraform.Controller // the executor wakes it; set below, before anything runs
+	// The executor may find interrupted runs before there is a controller to wake; that
+	// one looks at every unit when it starts.
+	var waker atomic.Pointer[terraform.Controller]
 	wake := func(u run.Unit) {
-		if units != nil {
-			units.Wake(u)
+		if c := waker.Load(); c != nil {
+			c.Wake(u)
 		}
 	}
 	s.runs, err = run.New(run.Options{
-		Dir: dir("runs"), Concurrency: cfg.ConcurrentRuns, Timeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace,
+		Dir: dir("runs"), Concurrency: cfg.ConcurrentRuns, Timeout: cfg.RunTimeout,
 		OnChange: wake, Observe: metrics.observe, Log: run.LogLimit{Runs: cfg.RunLogsKept},
 	})
 	if err != nil {
@@ -130,8 +133,8 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	if err != nil {
 		return nil, err
 	}
-	units, err = terraform.New(terraform.Options{
-		Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Recorder: unitRecorder,
+	units, err := terraform.New(terraform.Options{
+		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: unitRecorder,
 		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, Gate: s.gate, Tool: tool,
 		Dir: dir("units"), PluginCache: dir("providers"), CLIConfig: cfg.TofuCLIConfig,
 		RunTimeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace, Concurrent: cfg.Concurrent,
@@ -142,6 +145,7 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	if err != nil {
 		return nil, err
 	}
+	waker.Store(units)
 	if err := git.Register(s.manager); err != nil {
 		return nil, err
 	}

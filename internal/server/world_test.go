@@ -244,7 +244,7 @@ func (w *world) change(name string, edit func(*infra.Terraform)) {
 func (w *world) await(name, what string, cond func(*infra.Terraform) bool) *infra.Terraform {
 	w.t.Helper()
 	var last *infra.Terraform
-	ok := w.watch(&infra.TerraformList{}, name, func(o client.Object) bool {
+	ok := w.watch(&infra.TerraformList{}, named(name), func(o client.Object) bool {
 		if o == nil {
 			return false
 		}
@@ -258,14 +258,16 @@ func (w *world) await(name, what string, cond func(*infra.Terraform) bool) *infr
 	return last
 }
 
+func named(name string) client.MatchingFields { return client.MatchingFields{"metadata.name": name} }
+
 // watch calls cond with every version of an object, nil when it does not exist,
 // until it is true; false when patience ends first.
-func (w *world) watch(list client.ObjectList, name string, cond func(client.Object) bool) bool {
+func (w *world) watch(list client.ObjectList, fields client.MatchingFields, cond func(client.Object) bool) bool {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx(), patience)
 	defer cancel()
 	for ctx.Err() == nil {
-		if err := w.client.List(ctx, list, client.InNamespace(w.ns), client.MatchingFields{"metadata.name": name}); err != nil {
+		if err := w.client.List(ctx, list, client.InNamespace(w.ns), fields); err != nil {
 			if ctx.Err() != nil {
 				return false
 			}
@@ -278,10 +280,12 @@ func (w *world) watch(list client.ObjectList, name string, cond func(client.Obje
 		if len(items) == 0 && cond(nil) {
 			return true
 		}
-		if len(items) == 1 && cond(items[0].(client.Object)) {
-			return true
+		for _, item := range items {
+			if cond(item.(client.Object)) {
+				return true
+			}
 		}
-		stream, err := w.client.Watch(ctx, list, client.InNamespace(w.ns), client.MatchingFields{"metadata.name": name},
+		stream, err := w.client.Watch(ctx, list, client.InNamespace(w.ns), fields,
 			&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}})
 		if err != nil {
 			continue
@@ -326,7 +330,7 @@ func (w *world) awaitRevision(name, revision string) *infra.Terraform {
 
 func (w *world) awaitGone(name string) {
 	w.t.Helper()
-	if !w.watch(&infra.TerraformList{}, name, func(o client.Object) bool { return o == nil }) {
+	if !w.watch(&infra.TerraformList{}, named(name), func(o client.Object) bool { return o == nil }) {
 		text, _ := yaml.Marshal(w.terraform(name))
 		w.t.Fatalf("%s is still there:\n%s", name, text)
 	}
@@ -344,7 +348,7 @@ func (w *world) delete(name string) {
 func (w *world) secret(name string, cond func(map[string][]byte) bool) *corev1.Secret {
 	w.t.Helper()
 	var last *corev1.Secret
-	if !w.watch(&corev1.SecretList{}, name, func(o client.Object) bool {
+	if !w.watch(&corev1.SecretList{}, named(name), func(o client.Object) bool {
 		if o == nil {
 			return false
 		}
@@ -358,7 +362,7 @@ func (w *world) secret(name string, cond func(map[string][]byte) bool) *corev1.S
 
 func (w *world) secretGone(name string) {
 	w.t.Helper()
-	if !w.watch(&corev1.SecretList{}, name, func(o client.Object) bool { return o == nil }) {
+	if !w.watch(&corev1.SecretList{}, named(name), func(o client.Object) bool { return o == nil }) {
 		w.t.Fatalf("Secret %s is still there", name)
 	}
 }
@@ -391,6 +395,14 @@ func (w *world) events(name, reason string) []string {
 		}
 	}
 	return out
+}
+
+// awaitEvent waits until a unit has an event with a reason.
+func (w *world) awaitEvent(name, reason string) {
+	w.t.Helper()
+	if !w.watch(&corev1.EventList{}, client.MatchingFields{"involvedObject.name": name, "reason": reason}, func(o client.Object) bool { return o != nil }) {
+		w.t.Fatalf("%s has no event %s", name, reason)
+	}
 }
 
 // spawned counts tofu processes by subcommand; "" counts all but the version call.

@@ -46,6 +46,8 @@ import (
 type Options struct {
 	// Client reads from the watch cache and writes to the API server.
 	Client client.Client
+	// Metadata reads the metadata of Secrets and ConfigMaps from the watch cache.
+	Metadata client.Reader
 	// Reader reads the content of Secrets and ConfigMaps past the cache.
 	Reader client.Reader
 	// Recorder tells what happened, as events.
@@ -123,7 +125,7 @@ func New(o Options) (*Controller, error) {
 	return &Controller{
 		opts:            o,
 		writer:          status.NewWriter[*infra.Terraform](o.Client, infra.FieldManager),
-		refs:            newReferences(o.Client, o.Reader, key),
+		refs:            newReferences(o.Metadata, o.Reader, key),
 		key:             key,
 		reaches:         newCache[reachKey, *reached](4096),
 		hasher:          workdir.NewHasher(200_000),

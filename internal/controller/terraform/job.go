@@ -55,7 +55,7 @@ func (c *Controller) newJob(cy *cycle, in *inputs) *job {
 
 // facts are what whoever finds the run interrupted has to know.
 func (j *job) facts() map[string]string {
-	return map[string]string{"revision": j.revision, "workspace": j.tf.WorkspaceName()}
+	return map[string]string{"revision": j.revision, factWorkspace: j.tf.WorkspaceName()}
 }
 
 // grace is what the run's processes have between SIGINT and SIGKILL: at least what

@@ -175,7 +175,7 @@ func (c *Controller) put(ctx context.Context, obj client.Object) error {
 // removeOthers deletes what an earlier, longer plan left: parts that the present one
 // does not have.
 func (c *Controller) removeOthers(ctx context.Context, list *metav1.PartialObjectMetadataList, tf *infra.Terraform, labelled string, keep map[string]bool) error {
-	err := c.opts.Client.List(ctx, list, client.InNamespace(tf.Namespace), client.MatchingLabels(planLabels(tf, labelled)))
+	err := c.opts.Metadata.List(ctx, list, client.InNamespace(tf.Namespace), client.MatchingLabels(planLabels(tf, labelled)))
 	if err != nil {
 		return fmt.Errorf("list stored plans: %w", err)
 	}

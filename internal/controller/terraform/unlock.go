@@ -5,10 +5,12 @@ package terraform
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/state"
 	"github.com/terrace-dev/terrace/internal/state/gate"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -74,7 +76,7 @@ func (c *Controller) releaseOwnLock(ctx context.Context, intr run.Interruption) 
 		return nil
 	}
 	scope := gate.Scope{Namespace: intr.Unit.Namespace, Suffix: intr.Facts[factSuffix], Workspace: intr.Facts[factWorkspace]}
-	if err := c.opts.Gate.ReleaseLock(ctx, scope, id); err != nil {
+	if err := c.opts.Gate.ReleaseLock(ctx, scope, id); err != nil && !errors.Is(err, state.ErrLocked) {
 		return fmt.Errorf("remove the state lock %s of an interrupted run: %w", id, err)
 	}
 	return nil
