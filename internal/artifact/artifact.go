@@ -79,7 +79,8 @@ type Options struct {
 	// Dir holds the records and the unpacked trees; created 0700. Only one
 	// process may use it at a time.
 	Dir string
-	// Blobs holds the tarballs; nil keeps them in a store of its own in Dir.
+	// Blobs holds the tarballs, in a part named artifacts that belongs to this
+	// store alone; nil keeps them in Dir.
 	Blobs *blob.Store
 	// AdvertisedURL is where Handler is served: a URL, or host:port for http.
 	AdvertisedURL string
@@ -159,7 +160,7 @@ type record struct {
 func NewStore(o Options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{
-		o: o, blobs: o.Blobs,
+		o:        o,
 		verified: map[digest.Digest]blob.Info{},
 	}
 	if err := s.open(); err != nil {
@@ -177,11 +178,13 @@ func (s *Store) open() error {
 		return err
 	}
 	s.o.Dir = dir
-	if s.blobs == nil {
-		if s.blobs, err = blob.Open(context.Background(), blob.Options{URL: filepath.Join(dir, "blobs")}); err != nil {
+	blobs := s.o.Blobs
+	if blobs == nil {
+		if blobs, err = blob.Open(context.Background(), blob.Options{URL: filepath.Join(dir, "blobs")}); err != nil {
 			return err
 		}
 	}
+	s.blobs = blobs.Part("artifacts")
 	if s.trees, err = newTrees(filepath.Join(dir, "trees"), s.o.IdleTrees); err != nil {
 		return err
 	}
@@ -194,8 +197,8 @@ func (s *Store) open() error {
 	return s.sweep()
 }
 
-// sweep drops what only the trees of the former process needed, and, when the
-// blobs are this store's alone, what a crash left without a record.
+// sweep drops what only the trees of the former process needed, and what a
+// crash left without a record.
 func (s *Store) sweep() error {
 	ctx := context.Background()
 	for key := range s.records {
@@ -204,9 +207,6 @@ func (s *Store) sweep() error {
 				return err
 			}
 		}
-	}
-	if s.o.Blobs != nil {
-		return nil
 	}
 	for info, err := range s.blobs.List(ctx) {
 		if err != nil {

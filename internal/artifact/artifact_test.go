@@ -219,7 +219,7 @@ func TestVerify(t *testing.T) {
 	}
 	// Someone changes the file: seen at once, because its time and size tell.
 	hex := strings.TrimPrefix(a.Digest, "sha256:")
-	file := filepath.Join(dir, "blobs", "sha256", hex[:2], hex)
+	file := filepath.Join(dir, "blobs", "artifacts", "sha256", hex[:2], hex)
 	if err := os.WriteFile(file, []byte("changed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +355,9 @@ func TestOrphansOfACrashAreSwept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	newStore(t, Options{Dir: dir, Blobs: shared})
+	s = newStore(t, Options{Dir: t.TempDir(), Blobs: shared})
+	a = put(t, s, "r1", "1.tar.gz", sample)
+	newStore(t, Options{Dir: s.o.Dir, Blobs: shared})
 	if has, _ := shared.Has(t.Context(), d); !has {
 		t.Error("a blob of others was deleted")
 	}

@@ -47,9 +47,9 @@ var (
 )
 
 const (
-	// prefix of every key; spooled files live beside it, so a listing sees only
-	// whole blobs.
-	prefix = "sha256/"
+	// algorithm begins every key; spooled files live beside it, so a listing sees
+	// only whole blobs.
+	algorithm = "sha256/"
 	// spool is the directory of half-written blobs in a local store.
 	spool = "tmp"
 	// staleSpool is the age at which a half-written blob is taken to be left
@@ -82,8 +82,10 @@ type Store struct {
 	bucket *blob.Bucket
 	// dir is the root of a local store; empty for object storage. A local blob
 	// is synced and renamed into place here, because the driver does not sync.
-	dir        string
-	temp       string
+	dir  string
+	temp string
+	// part is the beginning of this store's keys, empty or ending in a slash.
+	part       string
 	recipients []age.Recipient
 	identities []age.Identity
 }
@@ -223,6 +225,15 @@ func createKey(file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
+// Part returns a store inside of s that has its own blobs: neither sees, lists
+// or deletes the other's. It shares the keys, and is closed with s. The name is
+// one path element other than sha256 and tmp.
+func (s *Store) Part(name string) *Store {
+	p := *s
+	p.part = s.part + name + "/"
+	return &p
+}
+
 // Close releases the store's connections. Readers that are open keep working
 // for a local store only.
 func (s *Store) Close() error { return s.bucket.Close() }
@@ -266,9 +277,9 @@ func (s *Store) commit(ctx context.Context, f *os.File, d digest.Digest) error {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		return s.bucket.Upload(ctx, key(d), f, &blob.WriterOptions{ContentType: "application/octet-stream"})
+		return s.bucket.Upload(ctx, s.key(d), f, &blob.WriterOptions{ContentType: "application/octet-stream"})
 	}
-	path := filepath.Join(s.dir, filepath.FromSlash(key(d)))
+	path := filepath.Join(s.dir, filepath.FromSlash(s.key(d)))
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
@@ -306,7 +317,7 @@ func (s *Store) OpenSeeker(ctx context.Context, d digest.Digest) (io.ReadSeekClo
 	if err := valid(d); err != nil {
 		return nil, fmt.Errorf("open blob: %w", err)
 	}
-	r, err := s.bucket.NewReader(ctx, key(d), nil)
+	r, err := s.bucket.NewReader(ctx, s.key(d), nil)
 	if err != nil {
 		return nil, fmt.Errorf("open blob %s: %w", d, notFound(err))
 	}
@@ -318,7 +329,7 @@ func (s *Store) Stat(ctx context.Context, d digest.Digest) (Info, error) {
 	if err := valid(d); err != nil {
 		return Info{}, fmt.Errorf("look for blob: %w", err)
 	}
-	a, err := s.bucket.Attributes(ctx, key(d))
+	a, err := s.bucket.Attributes(ctx, s.key(d))
 	if err != nil {
 		return Info{}, fmt.Errorf("look for blob %s: %w", d, notFound(err))
 	}
@@ -339,7 +350,7 @@ func (s *Store) Delete(ctx context.Context, d digest.Digest) error {
 	if err := valid(d); err != nil {
 		return fmt.Errorf("delete blob: %w", err)
 	}
-	if err := s.bucket.Delete(ctx, key(d)); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+	if err := s.bucket.Delete(ctx, s.key(d)); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
 		return fmt.Errorf("delete blob %s: %w", d, err)
 	}
 	return nil
@@ -349,7 +360,7 @@ func (s *Store) Delete(ctx context.Context, d digest.Digest) error {
 // first error.
 func (s *Store) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		objects := s.bucket.List(&blob.ListOptions{Prefix: prefix})
+		objects := s.bucket.List(&blob.ListOptions{Prefix: s.part + algorithm})
 		for {
 			o, err := objects.Next(ctx)
 			if errors.Is(err, io.EOF) {
@@ -421,9 +432,9 @@ func (s *Store) Key(purpose string) ([]byte, error) {
 	return hkdf.Key(sha256.New, []byte(fmt.Sprint(s.identities[0])), nil, "terrace "+purpose, 32)
 }
 
-func key(d digest.Digest) string {
+func (s *Store) key(d digest.Digest) string {
 	hex := d.Encoded()
-	return prefix + hex[:2] + "/" + hex
+	return s.part + algorithm + hex[:2] + "/" + hex
 }
 
 func valid(d digest.Digest) error {

@@ -145,7 +145,7 @@ func TestOpenTellsChangedContent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, filepath.FromSlash(key(d))), []byte("wrong"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, filepath.FromSlash(s.key(d))), []byte("wrong"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r, err := s.Open(t.Context(), d)
@@ -155,6 +155,42 @@ func TestOpenTellsChangedContent(t *testing.T) {
 	defer r.Close()
 	if _, err := io.ReadAll(r); !errors.Is(err, ErrDigest) {
 		t.Errorf("read of changed content: %v", err)
+	}
+}
+
+func TestPartsKeepApart(t *testing.T) {
+	for _, url := range []string{t.TempDir(), "mem://"} {
+		whole := open(t, Options{URL: url})
+		a, b := whole.Part("a"), whole.Part("b")
+		ctx := t.Context()
+		d, _, err := a.Put(ctx, strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range []*Store{whole, b} {
+			if has, err := other.Has(ctx, d); has || err != nil {
+				t.Errorf("seen in another part: %v", err)
+			}
+			for range other.List(ctx) {
+				t.Error("listed in another part")
+			}
+			if err := other.Delete(ctx, d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := a.Open(ctx, d)
+		if got := content(t, r, err); got != "x" {
+			t.Errorf("content = %q", got)
+		}
+		n := 0
+		for info := range a.List(ctx) {
+			if n++; info.Digest != d {
+				t.Errorf("listed %s", info.Digest)
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d blobs are listed", n)
+		}
 	}
 }
 
@@ -184,7 +220,7 @@ func TestSealing(t *testing.T) {
 	if info, err := os.Stat(keyFile); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("key file: %v, %v", info, err)
 	}
-	raw, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(key(d))))
+	raw, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(s.key(d))))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fluxcd/pkg/apis/meta"
 	"github.com/fluxcd/pkg/runtime/conditions"
+	"github.com/fluxcd/pkg/runtime/events"
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
@@ -44,9 +45,13 @@ func run(t *testing.T, env *testenv.Env, namespace string) *testenv.Counter {
 	if err != nil {
 		t.Fatal(err)
 	}
+	recorder, err := events.NewRecorder(mgr, testr.New(t), "", gitrepository.FieldManager)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c, err := gitrepository.New(gitrepository.Options{
 		Client: mgr.GetClient(), APIReader: mgr.GetAPIReader(), Artifacts: artifacts,
-		Recorder: mgr.GetEventRecorderFor("source-controller"), Dir: t.TempDir(), AllowLocal: true,
+		Recorder: recorder, Dir: t.TempDir(), AllowLocal: true,
 	})
 	if err != nil {
 		t.Fatal(err)

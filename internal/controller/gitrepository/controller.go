@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/fluxcd/pkg/apis/meta"
@@ -66,8 +67,9 @@ type Options struct {
 	Artifacts *artifact.Store
 	// Recorder tells of new artifacts and of failures.
 	Recorder record.EventRecorder
-	// Dir is where repositories are fetched to before they are archived; empty
-	// means the system's temporary directory.
+	// Dir is where repositories are fetched to before they are archived. It is
+	// made and belongs to the controller: what is in it from before is removed.
+	// Empty means the system's temporary directory.
 	Dir string
 	// AllowLocal accepts repositories of this machine: file:// URLs and paths.
 	AllowLocal bool
@@ -103,6 +105,9 @@ func New(o Options) (*Controller, error) {
 			return time.Duration(float64(d) * (0.95 + 0.1*rand.Float64()))
 		}
 	}
+	if err := clearDir(o.Dir); err != nil {
+		return nil, fmt.Errorf("make GitRepository controller: %w", err)
+	}
 	tokens, err := cache.NewTokenCache(cachedTokens)
 	if err != nil {
 		return nil, fmt.Errorf("make GitRepository controller: %w", err)
@@ -119,6 +124,26 @@ func New(o Options) (*Controller, error) {
 		return nil, fmt.Errorf("make GitRepository controller: %w", err)
 	}
 	return c, nil
+}
+
+// clearDir makes dir, or removes what a process that was killed left in it.
+func clearDir(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // cycle is what the phases of one reconcile share.
@@ -171,7 +196,7 @@ func (c *Controller) reconcile(ctx context.Context, cy *cycle) (status.Result, e
 			fmt.Errorf("make a directory to fetch into: %w", err))
 	}
 	defer os.RemoveAll(scratch)
-	cy.dir = scratch + "/content"
+	cy.dir = filepath.Join(scratch, "content")
 	if err := os.Mkdir(cy.dir, 0o700); err != nil {
 		return status.Next, cy.fail(sourcev1.StorageOperationFailedCondition, sourcev1.DirCreationFailedReason,
 			fmt.Errorf("make a directory to fetch into: %w", err))

@@ -426,6 +426,26 @@ func TestStory(t *testing.T) {
 	}
 }
 
+func TestLeftoversOfACrashGo(t *testing.T) {
+	b := newBench(t)
+	dir := filepath.Join(t.TempDir(), "fetch")
+	for range 2 {
+		b.o.Dir = dir
+		if _, err := New(b.o); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, "apps-infra-1", "content"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := New(Options{}); err == nil {
+		t.Error("a controller was made of nothing")
+	}
+}
+
 func TestLostArtifacts(t *testing.T) {
 	b := newBench(t)
 	r := b.repo("infra.git")
@@ -433,7 +453,7 @@ func TestLostArtifacts(t *testing.T) {
 	b.create(gitRepository(r.url))
 	a := b.ready().Status.Artifact
 	hex := strings.TrimPrefix(a.Digest, "sha256:")
-	file := filepath.Join(b.dir, "blobs", "sha256", hex[:2], hex)
+	file := filepath.Join(b.dir, "blobs", "artifacts", "sha256", hex[:2], hex)
 
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
