@@ -238,9 +238,6 @@ func (s *Store) Part(name string) *Store {
 // for a local store only.
 func (s *Store) Close() error { return s.bucket.Close() }
 
-// Local reports whether the blobs are files of this machine.
-func (s *Store) Local() bool { return s.dir != "" }
-
 // Put stores what r holds and returns its digest and its size in bytes. After
 // an error nothing is stored. A local blob is on disk when Put returns. Putting
 // the same content again is cheap, and renews its time of modification.
