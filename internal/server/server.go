@@ -79,14 +79,14 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	if err := errors.Join(os.RemoveAll(dir("fetch")), os.MkdirAll(dir("fetch"), 0o700)); err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
 	}
-	if s.blobs, err = blob.Open(ctx, blob.Options{URL: dir("blobs"), KeyFile: dir("keys", "blobs.key")}); err != nil {
+	if s.blobs, err = blob.Open(ctx, blob.Options{URL: dir("plans"), KeyFile: dir("keys", "plans.key")}); err != nil {
 		return nil, err
 	}
 	if s.listener, err = listen(ctx, cfg.ListenAddress); err != nil {
 		return nil, err
 	}
 	artifacts, err := artifact.NewStore(artifact.Options{
-		Dir: dir("artifacts"), Blobs: s.blobs, AdvertisedURL: advertised(cfg, s.listener),
+		Dir: dir("artifacts"), AdvertisedURL: advertised(cfg, s.listener),
 		RetentionTTL: cfg.ArtifactRetentionTTL, RetentionRecords: cfg.ArtifactRetentionRecords,
 	})
 	if err != nil {
@@ -140,7 +140,7 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 		RunTimeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace, Concurrent: cfg.Concurrent,
 		// Either flag is known from one of the controllers that Terrace stands in for; the refusal wins.
 		AllowCrossNamespaceRefs: cfg.AllowCrossNamespaceRefs && !cfg.NoCrossNamespaceRefs, AllowBreakTheGlass: cfg.AllowBreakTheGlass,
-		PlanSecrets: cfg.PlanSecrets,
+		PlanSecrets: cfg.PlanSecrets, SeesAll: len(cfg.WatchNamespaces) == 0 && cfg.WatchLabelSelector == "",
 	})
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	tfjson "github.com/hashicorp/terraform-json"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
@@ -35,7 +36,7 @@ func (c *Controller) apply(j *job, rec infra.PlanRecord) doFunc {
 	return func(ctx context.Context, r *run.Run) (any, error) {
 		a := &applied{attempt: j.attempt, planID: rec.ID, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
 		a.revision = rec.Revision
-		return a, c.runApply(ctx, r, j, rec, a)
+		return a, j.masked(c.runApply(ctx, r, j, rec, a))
 	}
 }
 
@@ -45,6 +46,11 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 		return err
 	}
 	defer s.close()
+	if j.tf.Spec.RefreshBeforeApply && needsValues(j.tf) {
+		if err := s.stillTrue(ctx, rec); err != nil {
+			return err
+		}
+	}
 	file := filepath.Join(s.Tmp, "tfplan")
 	if err := c.extractPlan(ctx, rec.Blob, file); err != nil {
 		return err
@@ -58,12 +64,45 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 	return s.readBack(ctx, a)
 }
 
+// errStale says that the world has changed since the plan was shown.
+var errStale = errors.New("the plan no longer says what would change")
+
+// stillTrue looks at the world once more before a plan is applied that waited for
+// its approval, if the spec asks for it.
+func (s *session) stillTrue(ctx context.Context, rec infra.PlanRecord) error {
+	opts := planOptions(s.job.tf, s.prepared.Module, s.job.reach)
+	opts.Out = filepath.Join(s.Tmp, "refreshed")
+	var changed bool
+	err := s.again(ctx, "refresh", func() (err error) {
+		changed, err = s.Plan(ctx, opts)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if !changed {
+		return errStale
+	}
+	_, planJSON, err := s.Show(ctx, opts.Out)
+	if err != nil {
+		return err
+	}
+	now, err := plan.Parse(planJSON, s.c.planInputs(s.job))
+	if err != nil {
+		return err
+	}
+	if now.Digest != rec.Digest {
+		return errStale
+	}
+	return nil
+}
+
 // destroyJob is the work of a deletion: everything is destroyed, no approval is
 // asked, because deleting an object with destroyResourcesOnDeletion is one.
 func (c *Controller) destroyJob(j *job) doFunc {
 	return func(ctx context.Context, r *run.Run) (any, error) {
 		a := &applied{attempt: j.attempt, destroy: true, onDeletion: true}
-		return a, c.runDestroy(ctx, r, j)
+		return a, j.masked(c.runDestroy(ctx, r, j))
 	}
 }
 

@@ -54,7 +54,7 @@ type Options struct {
 	Recorder record.EventRecorder
 	// Artifacts holds the content of sources.
 	Artifacts *artifact.Store
-	// Blobs holds plans and outputs, encrypted.
+	// Blobs holds plans, inputs and outputs, encrypted, and nothing else.
 	Blobs *blob.Store
 	// Runs executes plans and applies.
 	Runs *run.Executor
@@ -77,6 +77,9 @@ type Options struct {
 	// Concurrent is the number of objects reconciled at a time, 4 if zero.
 	Concurrent int
 
+	// SeesAll tells that the cache holds the units of every namespace, so that a stored plan
+	// that none of them names is left over.
+	SeesAll bool
 	// AllowCrossNamespaceRefs lets an object refer to sources, dependencies and Secrets of other namespaces.
 	AllowCrossNamespaceRefs bool
 	// AllowBreakTheGlass lets spec.breakTheGlass stop a unit for work by hand.

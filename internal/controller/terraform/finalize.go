@@ -7,12 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/fluxcd/pkg/apis/meta"
 	"github.com/opencontainers/go-digest"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -23,6 +26,7 @@ import (
 	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
+	"github.com/terrace-dev/terrace/internal/tofu/workdir"
 )
 
 // finalize is the story of a deletion: nothing depends on the unit any more, its
@@ -110,7 +114,7 @@ func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, er
 	tf.Status.ReconciliationFailures = 0
 	tf.Status.LastAppliedRevision = ""
 	tf.Status.Plan.LastApplied = destroyedMark
-	cy.event("Normal", infra.ReasonDestroySucceed, "Destroy applied successfully: "+a.revision)
+	cy.event(corev1.EventTypeNormal, infra.ReasonDestroySucceed, "Destroy applied successfully: "+a.revision)
 	return status.Next, nil
 }
 
@@ -218,8 +222,8 @@ func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error
 		return ctrl.Result{}, err
 	}
 	c.closeGlass(u)
-	if err := os.RemoveAll(c.unitDir(u)); err != nil {
-		return ctrl.Result{}, fmt.Errorf("remove working directory: %w", err)
+	if err := c.removeDir(cy); err != nil {
+		return ctrl.Result{}, err
 	}
 	c.tell(cy)
 	base := tf.DeepCopy()
@@ -241,6 +245,50 @@ func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error
 	c.memory.forget(u)
 	c.refs.forget(tf.UID)
 	return ctrl.Result{}, nil
+}
+
+// removeDir removes the unit's working directory, unless a state is in it: of a
+// disabled backend, or one that could not be written. A state is never deleted with
+// the object that made it; one in a Secret stays as well.
+func (c *Controller) removeDir(cy *cycle) error {
+	dir := c.unitDir(unitOf(cy.tf))
+	kept := ""
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		switch name := d.Name(); {
+		case d.IsDir() && path != dir && strings.HasPrefix(name, ".terraform"):
+			return fs.SkipDir // init's own record of the backend has the same name
+		case name == "terraform.tfstate" && hasResources(path), name == workdir.ErroredState:
+			kept = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("remove working directory: %w", err)
+	}
+	if kept != "" {
+		cy.event(corev1.EventTypeWarning, infra.ReasonReconciliationFailed, "The object is gone; its state is a local file and stays: "+kept)
+		return nil
+	}
+	if err := workdir.RemoveDir(dir); err != nil {
+		return fmt.Errorf("remove working directory: %w", err)
+	}
+	return nil
+}
+
+// hasResources tells that a state file is not empty; one that cannot be read may not be.
+func hasResources(path string) bool {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return true
+	}
+	st, ok := parseState(content)
+	return !ok || len(st.Resources) > 0
 }
 
 func pinOf(tf *infra.Terraform) artifact.Owner {

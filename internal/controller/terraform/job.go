@@ -18,6 +18,24 @@ import (
 // doFunc is the work of a run.
 type doFunc = func(ctx context.Context, r *run.Run) (any, error)
 
+// maskedError is an error without the secrets that the run was given: a webhook, a
+// template or a provider may have put them into its text.
+type maskedError struct {
+	text string
+	err  error
+}
+
+func (e *maskedError) Error() string { return e.text }
+func (e *maskedError) Unwrap() error { return e.err }
+
+// masked makes the result of a run fit to be shown.
+func (j *job) masked(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &maskedError{text: j.mask.String(err.Error()), err: err}
+}
+
 // job is everything that a run needs, taken together before it is queued: while it
 // waits and runs, the object may change without changing the run.
 type job struct {

@@ -324,8 +324,8 @@ func (c *Controller) unsealInputs(ctx context.Context, d string) (*inputs, error
 	return &in, nil
 }
 
-// unusedFields are the fields of the runner pod's template that a run in a process
-// has no use for. They are kept, and named in the status.
+// unusedFields are the fields about the runner pod that a run in a process has no
+// use for. They are kept, and named in the status.
 func unusedFields(tf *infra.Terraform) []string {
 	var out []string
 	add := func(set bool, field string) {
@@ -333,6 +333,7 @@ func unusedFields(tf *infra.Terraform) []string {
 			out = append(out, "spec."+field)
 		}
 	}
+	add(tf.Spec.ServiceAccountName != "" && tf.Spec.ServiceAccountName != "tf-runner", "serviceAccountName")
 	t := tf.Spec.RunnerPodTemplate
 	add(len(t.Metadata.Labels) > 0, "runnerPodTemplate.metadata.labels")
 	add(len(t.Metadata.Annotations) > 0, "runnerPodTemplate.metadata.annotations")

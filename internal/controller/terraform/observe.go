@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/mask"
 	"github.com/terrace-dev/terrace/internal/run"
 )
 
@@ -106,6 +108,15 @@ func healthPassed(tf *infra.Terraform, what string) bool {
 
 func (c *Controller) runHealthChecks(u run.Unit, checks []infra.HealthCheck, out outputs, what string) {
 	err := checkAll(context.Background(), checks, out)
+	if err != nil {
+		var secrets [][]byte
+		for _, o := range out {
+			if o.Sensitive {
+				secrets = append(secrets, o.Value)
+			}
+		}
+		err = errors.New(mask.New(secrets...).String(err.Error()))
+	}
 	c.memory.with(u, func(m *unitMemory) {
 		m.health.running = false
 		m.health.last = &healthResult{what: what, err: err, at: c.opts.Clock.Now()}

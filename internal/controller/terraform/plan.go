@@ -37,7 +37,7 @@ type planned struct {
 func (c *Controller) plan(j *job) doFunc {
 	return func(ctx context.Context, r *run.Run) (any, error) {
 		p := &planned{attempt: j.attempt, drift: j.drift}
-		return p, c.runPlan(ctx, r, j, p)
+		return p, j.masked(c.runPlan(ctx, r, j, p))
 	}
 }
 
@@ -122,6 +122,11 @@ func (c *Controller) keepInputs(ctx context.Context, j *job) (string, error) {
 	return c.sealInputs(ctx, j.inputs)
 }
 
+// planInputs is what enters a plan's digest besides what the tool tells of it.
+func (c *Controller) planInputs(j *job) plan.Inputs {
+	return plan.Inputs{Revision: j.revision, Destroy: j.tf.Spec.Destroy, Targets: j.tf.Spec.Targets, Key: c.key, Salt: j.config}
+}
+
 // storePlan makes a plan with changes into a record that can be approved: content
 // digest and id, the plan file and its readable forms encrypted in the blob store.
 func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *planned, file, stream, text string, withValues bool) error {
@@ -129,7 +134,7 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 	if err != nil {
 		return fmt.Errorf("read plan file: %w", err)
 	}
-	in := plan.Inputs{Revision: j.revision, Destroy: j.tf.Spec.Destroy, Targets: j.tf.Spec.Targets, Key: c.key, Salt: j.config}
+	in := c.planInputs(j)
 	var value *plan.Plan
 	var planJSON []byte
 	if withValues {

@@ -351,6 +351,9 @@ func (c *Controller) recordApply(ctx context.Context, cy *cycle, a *applied, err
 // isStale tells that a stored plan no longer fits the state, because something
 // else changed the state after the plan was made.
 func isStale(err error) bool {
+	if errors.Is(err, errStale) {
+		return true
+	}
 	var exit *tofu.ExitError
 	return errors.As(err, &exit) && strings.Contains(exit.Stderr, "Saved plan is stale")
 }

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -70,6 +71,11 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		Build(c)
 	if err != nil {
 		return fmt.Errorf("build terraform controller: %w", err)
+	}
+	if c.opts.SeesAll {
+		if err := mgr.Add(manager.RunnableFunc(c.collect)); err != nil {
+			return fmt.Errorf("add collector of stored plans: %w", err)
+		}
 	}
 	c.kinds = kindWatcher{ctl: ctl, cache: mgr.GetCache(), watched: map[schema.GroupVersionKind]bool{}}
 	return nil
