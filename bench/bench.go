@@ -41,16 +41,19 @@ type bench struct {
 
 // result is what one phase cost, for all units together.
 type result struct {
-	name      string
-	units     int // by which "per unit" divides
-	raw       bool
-	wall      time.Duration
-	terrace   time.Duration // CPU of the controllers
-	tofu      time.Duration // CPU of tofu and what it starts
-	api       time.Duration // CPU of the API server and etcd
-	commands  map[string]int
-	requests  requests
-	revisions int64 // of etcd: each is one write
+	name     string
+	units    int  // by which "per unit" divides
+	paced    bool // the time is the interval's, and says nothing
+	raw      bool
+	wall     time.Duration
+	terrace  time.Duration // CPU of the controllers
+	tofu     time.Duration // CPU of tofu and what it starts
+	api      time.Duration // CPU of the API server and etcd
+	commands map[string]int
+	// perCommand splits tofu by subcommand; known for the raw CLI only.
+	perCommand map[string]time.Duration
+	requests   requests
+	revisions  int64 // of etcd: each is one write
 }
 
 func (r result) processes() int {
@@ -65,7 +68,8 @@ func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "bench: %s\n", fmt.Sprintf(format, args...))
 }
 
-func (b *bench) kubeconfig() string { return filepath.Join(b.dir, "api", "kubeconfig") }
+func (b *bench) kubeconfig() string      { return filepath.Join(b.dir, "api", "kubeconfig") }
+func (b *bench) proxyKubeconfig() string { return filepath.Join(b.dir, "proxy.kubeconfig") }
 
 // start brings up the API server, the proxy and the repository. The controllers
 // start after the raw CLI was measured, so as not to be in its way.
@@ -94,7 +98,7 @@ func (b *bench) start(ctx context.Context) error {
 	kubeconfig.AuthInfos["bench"] = &clientcmdapi.AuthInfo{}
 	kubeconfig.Contexts["bench"] = &clientcmdapi.Context{Cluster: "bench", AuthInfo: "bench"}
 	kubeconfig.CurrentContext = "bench"
-	if err := clientcmd.WriteToFile(*kubeconfig, filepath.Join(b.dir, "proxy.kubeconfig")); err != nil {
+	if err := clientcmd.WriteToFile(*kubeconfig, b.proxyKubeconfig()); err != nil {
 		return err
 	}
 	// The wrapper becomes tofu: one process, whose first argument is on record.
@@ -146,7 +150,7 @@ func (b *bench) stop() error {
 func (b *bench) startController() error {
 	var err error
 	b.controller, err = startProcess(b.dir, "controller", b.terrace, "controller",
-		"--kubeconfig", filepath.Join(b.dir, "proxy.kubeconfig"), "--data-dir", filepath.Join(b.dir, "controller"),
+		"--kubeconfig", b.proxyKubeconfig(), "--data-dir", filepath.Join(b.dir, "controller"),
 		"--listen-address", "127.0.0.1:0", "--leader-election=false", "--allow-local-sources",
 		"--tofu", b.wrapper(), "--concurrent-runs", strconv.Itoa(b.concurrent))
 	return err
@@ -182,9 +186,9 @@ func (b *bench) commands() (map[string]int, error) {
 }
 
 // measure runs do, which ends when all that the phase asks for has happened, and
-// returns what it cost. What the controllers used before is left out, unless they
-// are started within.
-func (b *bench) measure(ctx context.Context, name string, units int, do func(context.Context) error) (result, error) {
+// returns what it and the time after it cost. What the controllers used before is
+// left out, unless they are started within.
+func (b *bench) measure(ctx context.Context, name string, units int, after time.Duration, do func(context.Context) error) (result, error) {
 	b.progress("%s", name)
 	r := result{name: name, units: units}
 	if _, err := b.commands(); err != nil {
@@ -215,18 +219,18 @@ func (b *bench) measure(ctx context.Context, name string, units int, do func(con
 	r.wall = time.Since(begun)
 	// What is on its way when the units say that they are ready belongs to them too:
 	// events, and the reconcile that finds nothing to do.
-	if err := pause(ctx, 2*time.Second); err != nil {
+	if err := pause(ctx, after); err != nil {
 		return r, err
 	}
 	r.requests = b.proxy.take()
-	after, err := b.controller.cpu()
+	spent, err := b.controller.cpu()
 	if err != nil {
 		return r, err
 	}
 	if b.controller != same {
 		before = cpu{}
 	}
-	used := after.minus(before)
+	used := spent.minus(before)
 	r.terrace, r.tofu = used.own, used.children
 	apiAfter, err := b.api.cpu()
 	if err != nil {
@@ -240,6 +244,9 @@ func (b *bench) measure(ctx context.Context, name string, units int, do func(con
 	r.revisions = now - revision
 	return r, err
 }
+
+// aftermath is how long a phase's late effects are waited for.
+const aftermath = 2 * time.Second
 
 func pause(ctx context.Context, d time.Duration) error {
 	select {
@@ -263,7 +270,7 @@ func (b *bench) create(ctx context.Context) error {
 		return err
 	}
 	var err error
-	b.created, err = b.measure(ctx, "create to outputs", b.units, func(ctx context.Context) error {
+	b.created, err = b.measure(ctx, "create to outputs", b.units, aftermath, func(ctx context.Context) error {
 		if err := b.fleet.createObjects(ctx); err != nil {
 			return err
 		}
@@ -305,30 +312,40 @@ func (b *bench) settle(ctx context.Context) error {
 	return nil
 }
 
-// drift lets the checks of all units come due again and again for a while, and
-// divides by the number of checks.
+// drift lets the checks of all units come due again and again, a second apart on
+// the average so that they do not queue, and divides by the number of checks.
 func (b *bench) drift(ctx context.Context) error {
-	if err := b.fleet.setInterval(ctx, "1s"); err != nil {
+	interval := max(5*time.Second, time.Duration(b.units)*time.Second)
+	planned := b.fleet.planTimes()
+	if err := b.fleet.setInterval(ctx, interval.String()); err != nil {
 		return err
 	}
-	if err := b.fleet.until(ctx, "the new interval", ready); err != nil {
-		return err
-	}
-	var err error
-	b.drifted, err = b.measure(ctx, "no-change drift check", 1, func(ctx context.Context) error {
-		if err := pause(ctx, b.driftWindow); err != nil {
-			return err
-		}
-		return b.fleet.setInterval(ctx, "10h")
+	// The first checks are due all at once; they are not measured, and end apart.
+	err := b.fleet.until(ctx, "the first drift check", func(tf *infra.Terraform) bool {
+		return ready(tf) && !tf.Status.LastPlanAt.Equal(planned[tf.Name])
 	})
 	if err != nil {
 		return err
 	}
+	// Checks are cut by both ends of the window, about as many by one as by the other.
+	b.drifted, err = b.measure(ctx, "no-change drift check", 1, 0, func(ctx context.Context) error {
+		return pause(ctx, 2*interval)
+	})
+	if err != nil {
+		return err
+	}
+	b.drifted.paced = true
 	b.drifted.units = b.drifted.commands["plan"]
 	if b.drifted.units == 0 {
-		return fmt.Errorf("no drift check within %s", b.driftWindow)
+		return fmt.Errorf("no drift check within %s", 2*interval)
 	}
-	if err := b.fleet.until(ctx, "the old interval", ready); err != nil {
+	if err := b.fleet.setInterval(ctx, "10h"); err != nil {
+		return err
+	}
+	err = b.fleet.until(ctx, "the old interval", func(tf *infra.Terraform) bool {
+		return ready(tf) && tf.Status.NextDriftCheckAt != nil && time.Until(tf.Status.NextDriftCheckAt.Time) > time.Hour
+	})
+	if err != nil {
 		return err
 	}
 	// A check that was under way must not be counted for the next phase.
@@ -337,7 +354,7 @@ func (b *bench) drift(ctx context.Context) error {
 
 func (b *bench) unrelatedCommit(ctx context.Context) error {
 	var err error
-	b.unrelated, err = b.measure(ctx, "commit that touches no unit", b.units, func(ctx context.Context) error {
+	b.unrelated, err = b.measure(ctx, "commit that touches no unit", b.units, aftermath, func(ctx context.Context) error {
 		return b.commit(ctx, "README.md", "# Bench, changed\n")
 	})
 	return err
@@ -345,7 +362,7 @@ func (b *bench) unrelatedCommit(ctx context.Context) error {
 
 func (b *bench) oneUnitCommit(ctx context.Context) error {
 	var err error
-	b.oneUnit, err = b.measure(ctx, "commit that touches one unit", 1, func(ctx context.Context) error {
+	b.oneUnit, err = b.measure(ctx, "commit that touches one unit", 1, aftermath, func(ctx context.Context) error {
 		return b.commit(ctx, filepath.Join(b.fleet.names[0], "main.tf"), module(b.fleet.names[0], 1))
 	})
 	return err
@@ -377,7 +394,7 @@ func (b *bench) restart(ctx context.Context) error {
 	}
 	b.controller = nil
 	var err error
-	b.restarted, err = b.measure(ctx, "restart of the controllers", b.units, func(ctx context.Context) error {
+	b.restarted, err = b.measure(ctx, "restart of the controllers", b.units, aftermath, func(ctx context.Context) error {
 		if err := b.startController(); err != nil {
 			return err
 		}

@@ -236,6 +236,17 @@ func (f *fleet) until(ctx context.Context, what string, done func(*infra.Terrafo
 	}
 }
 
+// planTimes are the times of every unit's last plan.
+func (f *fleet) planTimes() map[string]*metav1.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	times := map[string]*metav1.Time{}
+	for name, tf := range f.seen {
+		times[name] = tf.Status.LastPlanAt
+	}
+	return times
+}
+
 // ready tells that the unit's spec was reconciled with success.
 func ready(tf *infra.Terraform) bool {
 	return tf.Status.ObservedGeneration == tf.Generation && apimeta.IsStatusConditionTrue(tf.Status.Conditions, meta.ReadyCondition)

@@ -33,7 +33,6 @@ func main() {
 	flag.StringVar(&o.tofu, "tofu", "bin/tofu", "tofu or terraform binary")
 	flag.IntVar(&o.units, "units", 30, "number of units")
 	flag.IntVar(&o.concurrent, "concurrent", runtime.NumCPU(), "runs at a time, of Terrace and of the raw CLI alike")
-	flag.DurationVar(&o.driftWindow, "drift-window", 20*time.Second, "how long drift checks are measured")
 	flag.BoolVar(&o.keep, "keep", false, "leave the directory, with the logs")
 	flag.Parse()
 	if err := run(ctx, o); err != nil {
@@ -45,12 +44,11 @@ func main() {
 type options struct {
 	terrace, tofu     string
 	units, concurrent int
-	driftWindow       time.Duration
 	keep              bool
 }
 
 // phaseTimeout bounds each phase; what it waited for is in the error.
-const phaseTimeout = 15 * time.Minute
+const phaseTimeout = 10 * time.Minute
 
 func run(ctx context.Context, o options) (err error) {
 	if runtime.GOOS != "linux" {

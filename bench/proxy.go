@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -52,7 +53,8 @@ func startProxy(cfg *rest.Config) (*proxy, error) {
 	forward := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:     transport,
-		FlushInterval: -1, // watches are streams
+		FlushInterval: -1,                         // watches are streams
+		ErrorLog:      log.New(io.Discard, "", 0), // a watch that ends is an error to it
 	}
 	p := &proxy{url: "http://" + l.Addr().String()}
 	p.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

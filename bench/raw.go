@@ -23,7 +23,7 @@ func (b *bench) rawLocal(ctx context.Context) error {
 }
 
 func (b *bench) rawCluster(ctx context.Context) error {
-	backend := fmt.Sprintf("terraform {\n  backend \"kubernetes\" {\n    config_path = %q\n    namespace = %q\n    secret_suffix = \"%%s\"\n  }\n}\n", b.kubeconfig(), rawNamespace)
+	backend := fmt.Sprintf("terraform {\n  backend \"kubernetes\" {\n    config_path = %q\n    namespace = %q\n    secret_suffix = \"%%s\"\n  }\n}\n", b.proxyKubeconfig(), rawNamespace)
 	return b.raw(ctx, "raw CLI, state in a Secret", backend, &b.floor, &b.floorDrift)
 }
 
@@ -64,7 +64,8 @@ func (b *bench) rawPhase(ctx context.Context, name, root string, commands ...[]s
 	if err != nil {
 		return result{}, err
 	}
-	r := result{name: name, units: len(b.fleet.names), raw: true, commands: map[string]int{}}
+	r := result{name: name, units: len(b.fleet.names), raw: true, commands: map[string]int{}, perCommand: map[string]time.Duration{}}
+	b.proxy.take()
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(b.concurrent)
@@ -80,7 +81,9 @@ func (b *bench) rawPhase(ctx context.Context, name, root string, commands ...[]s
 					return fmt.Errorf("%s in %s: %w: %s", args[0], unit, err, out)
 				}
 				mu.Lock()
-				r.tofu += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+				used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+				r.tofu += used
+				r.perCommand[args[0]] += used
 				r.commands[args[0]]++
 				mu.Unlock()
 			}
@@ -91,6 +94,7 @@ func (b *bench) rawPhase(ctx context.Context, name, root string, commands ...[]s
 		return result{}, err
 	}
 	r.wall = time.Since(begun)
+	r.requests = b.proxy.take()
 	after, err := b.revision(context.WithoutCancel(ctx))
 	r.revisions = after - before
 	return r, err
