@@ -70,7 +70,12 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	if err != nil {
 		return nil, err
 	}
-	backend, err := s.backend(write)
+	if err := s.keepErroredState(); err != nil {
+		return nil, err
+	}
+	// A plan may read only; but a state that is still to be written comes first.
+	_, unwritten := os.Stat(s.erroredState())
+	backend, err := s.backend(write || unwritten == nil)
 	if err != nil {
 		return nil, err
 	}
@@ -81,9 +86,6 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 		if cli, err = os.ReadFile(c.opts.CLIConfig); err != nil {
 			return nil, status.Failf(infra.ReasonNewFailed, "read CLI configuration: %w", err)
 		}
-	}
-	if err := s.keepErroredState(); err != nil {
-		return nil, err
 	}
 	s.prepared, err = s.dir.Prepare(workdir.Request{
 		Source: tree, Reach: j.reach, Hasher: c.hasher, Files: files, Mappings: j.inputs.Files, CLIConfig: cli,
