@@ -21,7 +21,10 @@ export GOFLAGS := -mod=readonly -buildvcs=false $(BUILDFLAGS)
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 COMMIT  := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE    := $(shell TZ=UTC0 git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
+# kubectl is linked in; it tells its version from where its own build would stamp it.
+KUBE_VERSION := $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' go.mod)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE) \
+	-X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION) -X k8s.io/client-go/pkg/version.gitVersion=$(KUBE_VERSION)
 # Without it OpenTofu calls itself a development build of the release after.
 TOFU_LDFLAGS := -s -w -X github.com/opentofu/opentofu/version.dev=no
 export VERSION LDFLAGS TOFU_LDFLAGS GO
