@@ -14,6 +14,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/rest"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -192,16 +193,13 @@ func (a *apiServer) stop(ctx context.Context) error {
 	}
 }
 
-// clientIP is where a client on this machine reaches a server that is bound to ip.
+// clientIP is where a client on this machine reaches a server that is bound to
+// ip. A wildcard of IPv6 takes IPv4 as well.
 func clientIP(ip net.IP) net.IP {
-	switch {
-	case !ip.IsUnspecified():
-		return ip
-	case ip.To4() != nil:
+	if ip.IsUnspecified() {
 		return net.IPv4(127, 0, 0, 1)
 	}
-	// A wildcard of IPv6 takes IPv4 as well, where the kernel has IPv6 at all.
-	return net.IPv4(127, 0, 0, 1)
+	return ip
 }
 
 // waitReady returns when GET path, asked with config, answers 200. There is no
@@ -253,8 +251,10 @@ func probe(ctx context.Context, client *http.Client, url string) string {
 	return ""
 }
 
-// attach puts the gate between authorization and the handlers.
+// attach puts the gate between authorization and the handlers, and a check by the
+// name of storage-space into /readyz. It is not in /livez: a restart mends nothing.
 func (g *writeGate) attach(c *genericapiserver.Config) {
+	c.AddReadyzChecks(healthz.NamedCheck("storage-space", func(*http.Request) error { return g.health() }))
 	chain := c.BuildHandlerChainFunc
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		return chain(g.handler(handler), c)

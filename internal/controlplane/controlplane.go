@@ -271,7 +271,7 @@ func (cp *ControlPlane) watch() {
 	}
 	select {
 	case <-cp.stopping:
-	case cp.result <- fmt.Errorf("run the control plane: %w", err):
+	case cp.result <- runFailure(cp.dir, err):
 	}
 }
 
@@ -282,12 +282,7 @@ func (cp *ControlPlane) Wait() <-chan error { return cp.result }
 // Health returns nil, or why the control plane works less than fully; then
 // errors.Is(err, ErrStorageFull) says that writes are refused until there is
 // space again. It recovers by itself.
-func (cp *ControlPlane) Health() error {
-	if full := cp.gate.closed.Load(); full != nil {
-		return full
-	}
-	return nil
-}
+func (cp *ControlPlane) Health() error { return cp.gate.health() }
 
 // Stop ends the controllers, then the API server, then etcd, and gives the data
 // directory back. When ctx is done first, what is left is abandoned and an error

@@ -240,7 +240,7 @@ func startFailure(d *directory, err error) error {
 	switch {
 	case errors.As(err, &known):
 		return err
-	case errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), syscall.ENOSPC.Error()):
+	case noSpace(err):
 		return &StartError{
 			What: fmt.Sprintf("open the database of %s: no space left on its file system", d.path),
 			Hint: "free space there and start again; nothing that was saved is lost",
@@ -250,6 +250,22 @@ func startFailure(d *directory, err error) error {
 		return unusable(d.path, err)
 	}
 	return corrupt(d.path, err)
+}
+
+// runFailure names what a person can do about the error that ended a control plane.
+func runFailure(d *directory, err error) error {
+	if noSpace(err) {
+		return &StartError{
+			What: fmt.Sprintf("run the control plane: no space left on the file system of %s", d.path),
+			Hint: "free space there and start again; nothing that was saved is lost",
+			Err:  err,
+		}
+	}
+	return fmt.Errorf("run the control plane: %w", err)
+}
+
+func noSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), syscall.ENOSPC.Error())
 }
 
 // recoverAs turns a panic of the calling goroutine into an error on c.

@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-// StartError says why a control plane cannot start, in words for the person who
+// StartError says why a control plane cannot start or go on, in words for the person who
 // started it. Error gives the first line; Hint is the next step to take, a
 // sentence without a full stop, empty when none is known.
 type StartError struct {

@@ -59,6 +59,14 @@ func (s *storageFull) Error() string { return s.why }
 // Unwrap makes errors.Is(err, ErrStorageFull) true.
 func (s *storageFull) Unwrap() error { return ErrStorageFull }
 
+// health returns why writes are refused, nil while they are not.
+func (g *writeGate) health() error {
+	if full := g.closed.Load(); full != nil {
+		return full
+	}
+	return nil
+}
+
 // handler answers 507 for writes while the gate is closed. Deletions pass, for
 // they are the way out, and so do requests that only look like writes.
 func (g *writeGate) handler(next http.Handler) http.Handler {

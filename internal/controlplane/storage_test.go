@@ -113,6 +113,12 @@ func TestSpace(t *testing.T) {
 		if _, err := c.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); err != nil {
 			t.Errorf("%s: list: %v", step.reason, err)
 		}
+		if _, err := c.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); (err != nil) != step.full {
+			t.Errorf("%s: /readyz: %v", step.reason, err)
+		}
+		if _, err := c.Discovery().RESTClient().Get().AbsPath("/livez").DoRaw(t.Context()); err != nil {
+			t.Errorf("%s: /livez: %v", step.reason, err)
+		}
 	}
 	if _, err := c.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Errorf("token: %v", err)

@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -139,10 +140,10 @@ func showSource(ctx context.Context, api *rest.Config, git config.GitOptions, ou
 	for ctx.Err() == nil {
 		w, err := c.Watch(ctx, &sourcev1.GitRepositoryList{}, client.InNamespace(gitNamespace(git)), client.MatchingFields{"metadata.name": name})
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
+			if ctx.Err() == nil {
+				ctrl.Log.Error(err, "Watch the source of --git", "name", name)
 			}
-			return fmt.Errorf("watch GitRepository %s: %w", name, err)
+			return nil // only the telling ends
 		}
 		for event := range w.ResultChan() {
 			source, ok := event.Object.(*sourcev1.GitRepository)
