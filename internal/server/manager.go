@@ -41,6 +41,10 @@ func Scheme() *runtime.Scheme {
 func newManager(cfg config.Config, api *rest.Config) (ctrl.Manager, error) {
 	api = rest.CopyConfig(api)
 	api.QPS = -1 // the API server's own flow control decides
+	// The API server warns about the form of Flux's and the Terraform Controller's
+	// finalizers at every write of one; their names are a contract.
+	api.WarningHandler = rest.NoWarnings{}
+	api.WarningHandlerWithContext = rest.NoWarnings{}
 	if api.UserAgent == "" {
 		api.UserAgent = "terrace"
 	}

@@ -35,8 +35,10 @@ func (c *Controller) proceed(ctx context.Context, cy *cycle) (status.Result, err
 	log(ctx).V(1).Info("decided", "action", s.do, "why", s.why, "revision", cy.artifact.Revision)
 	switch s.do {
 	case makePlan, checkDrift:
+		log(ctx).Info("start "+string(s.do), "why", s.why, "revision", cy.artifact.Revision)
 		return c.startPlan(ctx, cy, s)
 	case applyPlan:
+		log(ctx).Info("start apply", "plan", tf.Status.Plan.Pending, "approvedBy", s.by, "revision", cy.artifact.Revision)
 		return c.startApply(ctx, cy)
 	case awaitApproval:
 		c.unchanged(cy)

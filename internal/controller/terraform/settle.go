@@ -46,6 +46,7 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 		return status.Wait("", "", 0), nil
 	}
 	cy.done = st.ID
+	log(ctx).Info("run ended", "kind", st.Kind, "run", st.Run, "error", errorText(st.Err))
 	var intr *run.InterruptedError
 	if errors.As(st.Err, &intr) {
 		return c.recordInterruption(ctx, cy, intr.Interruption)
@@ -62,6 +63,13 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 		c.failed(cy, infra.ReasonReconciliationFailed, st.Err)
 		return status.Next, nil
 	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // queued says that the unit waits for others, once: the place in the queue is in
@@ -225,7 +233,11 @@ func (c *Controller) recordPlan(ctx context.Context, cy *cycle, p *planned, err 
 		if p.drift {
 			reason = infra.ReasonDriftDetectionFailed
 		}
-		c.failed(cy, status.ReasonOf(err, reason), err)
+		reason = status.ReasonOf(err, reason)
+		if reason == infra.ReasonPostPlanningWebhookFailed {
+			mark(tf, infra.ConditionPlan, metav1.ConditionFalse, reason, err.Error())
+		}
+		c.failed(cy, reason, err)
 		return status.Next, nil
 	}
 	c.succeeded(cy, &p.attempt)
