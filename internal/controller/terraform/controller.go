@@ -15,6 +15,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	eventv1 "github.com/fluxcd/pkg/apis/event/v1beta1"
@@ -99,6 +100,7 @@ type Controller struct {
 	hasher          *workdir.Hasher
 	cliConfigDigest string
 	wake            chan event.GenericEvent
+	started         atomic.Int64 // plans, so that each has an id of its own
 	kinds           kindWatcher
 	memory          *memory
 }
@@ -198,9 +200,19 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (c *Controller) begin(cy *cycle) {
 	tf := cy.tf
 	if tf.Status.ObservedGeneration != tf.Generation {
-		tf.Status.ReconciliationFailures = 0
+		beginAnew(tf)
 	}
 	tf.Status.UnusedFields = unusedFields(tf)
+}
+
+// beginAnew forgets the failures that the object had before it, or its source, was
+// changed. Its inputs may be the same as those of the attempt that failed, but no
+// plan of them has succeeded, so they are tried again and not taken for done.
+func beginAnew(tf *infra.Terraform) {
+	if tf.Status.ReconciliationFailures > 0 {
+		tf.Status.ReconciliationFailures = 0
+		tf.Status.InputDigest = ""
+	}
 }
 
 // end observes what is applied, whatever the changing phases wait for, and writes
@@ -222,6 +234,10 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 		stalled(tf, res.Reason, res.Message)
 	case res.Reason != "":
 		notReady(tf, res.Reason, res.Message)
+	}
+	if at, ok := tf.Annotations[infra.ReconcileRequestAnnotation]; ok && (err != nil || res.Reason != "") {
+		// A request is answered also when the answer is that nothing can be done.
+		tf.Status.LastHandledReconcileAt = at
 	}
 	if again, obsErr := c.observe(ctx, cy); obsErr != nil && err == nil {
 		err = obsErr

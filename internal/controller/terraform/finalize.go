@@ -12,10 +12,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fluxcd/pkg/apis/meta"
 	"github.com/opencontainers/go-digest"
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -90,6 +92,10 @@ func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, er
 		progress(tf, infra.MessageDeleting)
 		return status.Wait("", "", 0), nil
 	}
+	var cancelled *run.CancelledError
+	if errors.As(st.Err, &cancelled) && cancelled.Shutdown {
+		return status.Wait("", "", 0), nil // the next process starts this again
+	}
 	cy.done = st.ID
 	var intr *run.InterruptedError
 	if errors.As(st.Err, &intr) {
@@ -108,7 +114,7 @@ func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, er
 	if st.Err != nil {
 		now := metav1.NewTime(c.opts.Clock.Now())
 		tf.Status.LastPlanAt = &now
-		c.failed(cy, status.ReasonOf(st.Err, infra.ReasonDestroyFailed), st.Err)
+		c.failed(cy, status.ReasonOf(st.Err, infra.ReasonDestroyFailed), stateTakenAway(st.Err))
 		return status.Next, nil
 	}
 	tf.Status.ReconciliationFailures = 0
@@ -116,6 +122,15 @@ func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, er
 	tf.Status.Plan.LastApplied = destroyedMark
 	cy.event(corev1.EventTypeNormal, infra.ReasonDestroySucceed, "Destroy applied successfully: "+a.revision)
 	return status.Next, nil
+}
+
+// stateTakenAway adds the way out to the error of a destroy in a namespace that is
+// being deleted: the state goes with its other Secrets, and no lock can be made there.
+func stateTakenAway(err error) error {
+	if !strings.Contains(err.Error(), "because it is being terminated") {
+		return err
+	}
+	return fmt.Errorf("%w; the namespace is being deleted and takes the state along: destroy what is left by hand, then set destroyResourcesOnDeletion: false", err)
 }
 
 // destroyedMark in status.plan.lastApplied tells a deletion that was interrupted
@@ -126,22 +141,17 @@ const destroyedMark = "destroyed"
 // Secret or dependency: the last good artifact and inputs were kept for this.
 func (c *Controller) destroy(ctx context.Context, cy *cycle) (status.Result, error) {
 	tf := cy.tf
-	if !tf.Spec.DestroyResourcesOnDeletion || tf.Spec.Suspend || tf.Status.Plan.LastApplied == destroyedMark {
+	if !tf.Spec.DestroyResourcesOnDeletion || tf.Spec.Suspend || tf.Status.Plan.LastApplied == destroyedMark || neverApplied(tf) {
 		return status.Next, nil
 	}
-	if tf.Status.ReconciliationFailures > 0 && tf.Status.LastPlanAt != nil {
-		if wait := tf.RetryDelay(tf.Status.ReconciliationFailures-1) - c.opts.Clock.Since(tf.Status.LastPlanAt.Time); wait > 0 {
-			return status.Wait("", "", wait), nil
-		}
+	if wait := c.destroyDelay(tf); wait > 0 {
+		return status.Wait("", "", wait), nil
 	}
 	art, err := c.lastGoodArtifact(ctx, tf)
 	if err != nil {
 		return status.Result{}, err
 	}
 	if art == nil {
-		if tf.Status.LastPlanAt == nil && tf.Status.LastAppliedRevision == "" {
-			return status.Next, nil // nothing was ever planned, so nothing can be there
-		}
 		return status.Wait(infra.ReasonArtifactFailed,
 			"destroy resources: neither the source nor a kept artifact is there; bring the source back, or set destroyResourcesOnDeletion: false", tf.GetRetryInterval()), nil
 	}
@@ -166,6 +176,30 @@ func (c *Controller) destroy(ctx context.Context, cy *cycle) (status.Result, err
 	j := c.newJob(cy, in)
 	c.start(cy, j, run.Destroy, fmt.Sprintf("destroy-%s-%d", tf.UID, tf.Status.ReconciliationFailures), c.destroyJob(j))
 	return status.Wait("", "", 0), nil
+}
+
+// neverApplied tells that no apply can have begun, because no plan ever succeeded: a
+// unit whose source, inputs or configuration were never in order has nothing to
+// destroy, and what is wrong with them must not keep the object.
+func neverApplied(tf *infra.Terraform) bool {
+	return tf.Status.Artifact == nil && tf.Status.LastAppliedRevision == "" && tf.Status.RunningID == "" &&
+		apimeta.FindStatusCondition(tf.Status.Conditions, infra.ConditionApply) == nil
+}
+
+// destroyDelay is how long a destroy that failed, or that a person cancelled, is not
+// tried again.
+func (c *Controller) destroyDelay(tf *infra.Terraform) time.Duration {
+	st := &tf.Status
+	switch {
+	case st.LastPlanAt == nil:
+		return 0
+	case readyReason(tf) == infra.ReasonCancelled:
+		return tf.GetInterval() - c.opts.Clock.Since(st.LastPlanAt.Time)
+	case st.ReconciliationFailures > 0:
+		return tf.RetryDelay(st.ReconciliationFailures-1) - c.opts.Clock.Since(st.LastPlanAt.Time)
+	default:
+		return 0
+	}
 }
 
 // lastGoodArtifact is the source's artifact if it is there, else the kept one, nil

@@ -121,7 +121,7 @@ func (c *Controller) startPlan(ctx context.Context, cy *cycle, s step) (status.R
 		kind = run.Drift
 	}
 	j.drift = s.do == checkDrift
-	st := c.start(cy, j, kind, "plan-"+cy.inputDigest, c.plan(j))
+	st := c.start(cy, j, kind, fmt.Sprintf("plan-%s-%d", cy.inputDigest, c.started.Add(1)), c.plan(j))
 	switch st.Phase {
 	case run.Done: // Terrace is stopping: the next process plans
 	case run.Queued:

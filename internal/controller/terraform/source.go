@@ -53,7 +53,7 @@ func (c *Controller) fetch(ctx context.Context, cy *cycle) (status.Result, error
 	}
 	cy.artifact = art
 	if art.Revision != tf.Status.LastAttemptedRevision {
-		tf.Status.ReconciliationFailures = 0
+		beginAnew(tf)
 	}
 	tf.Status.LastAttemptedRevision = art.Revision
 	return c.open(ctx, cy)
