@@ -292,7 +292,7 @@ func (c *Controller) removeDir(cy *cycle) error {
 			return err
 		}
 		switch name := d.Name(); {
-		case d.IsDir() && path != dir && strings.HasPrefix(name, ".terraform"):
+		case d.IsDir() && path == filepath.Join(dir, workdir.DataName):
 			return fs.SkipDir // init's own record of the backend has the same name
 		case name == "terraform.tfstate" && hasResources(path), name == workdir.ErroredState:
 			kept = path

@@ -85,6 +85,10 @@ func (d *Dir) Home() string { return d.path + "/" + homePart }
 // Tmp is TMPDIR of a run; [Dir.Prepare] empties it.
 func (d *Dir) Tmp() string { return d.path + "/" + tmpPart }
 
+// DataName is the name of DataDir in the directory of a Dir: all in it is made by
+// init, and can be made again.
+const DataName = dataPart
+
 // RemoveDir removes the place at path and all that is in it, local state too.
 func RemoveDir(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
