@@ -363,6 +363,13 @@ backendConfig:
 	if tf.Status.LastPlan.Create != 0 || tf.Status.LastPlan.Update != 1 {
 		t.Errorf("the plan is %+v", tf.Status.LastPlan)
 	}
+	// Nor is it deleted with the object: nobody else has it.
+	w.delete("disabled")
+	w.awaitGone("disabled")
+	kept, err := filepath.Glob(filepath.Join(w.cfg.DataDir, "units", w.ns, "disabled", "work", "terraform.tfstate"))
+	if err != nil || len(kept) != 1 {
+		t.Errorf("the local state of a deleted unit: %v (%v)", kept, err)
+	}
 }
 
 func TestStateSecretIsAsTheBackendConfigSays(t *testing.T) {

@@ -1,0 +1,263 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package server_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/config"
+)
+
+// The tests here are about runs: the queue, cancelling, work by hand, and what a
+// run's texts give away.
+
+// holding is a module whose apply goes on until somebody writes to the pipe, so that
+// a test and an apply meet without a clock.
+func holding(t *testing.T, pipe string) map[string]string {
+	t.Helper()
+	must(t, syscall.Mkfifo(pipe, 0o600))
+	return map[string]string{"main.tf": `
+resource "terraform_data" "x" {
+  provisioner "local-exec" { command = "cat ` + pipe + `" }
+}`, "quick/main.tf": moduleA}
+}
+
+func oneRun(c *config.Config) { c.ConcurrentRuns = 1 }
+
+func (w *world) awaitApplying(name string) {
+	w.t.Helper()
+	w.await(name, "applying", func(tf *infra.Terraform) bool { return tf.Status.RunningID != "" })
+}
+
+// release lets a holding apply end; it waits for the reader.
+func release(t *testing.T, pipe string) {
+	t.Helper()
+	must(t, os.WriteFile(pipe, []byte("go on\n"), 0o600))
+}
+
+func TestUnitSaysThatItWaitsForARun(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	w := newWorld(t, holding(t, pipe), oneRun)
+	w.unit("long", "approvePlan: auto")
+	w.awaitApplying("long")
+	w.unit("short", "approvePlan: auto\npath: ./quick")
+	tf := w.await("short", "queued", func(tf *infra.Terraform) bool {
+		return strings.HasPrefix(readyOf(tf).Message, "Waiting for a free run slot")
+	})
+	if c := readyOf(tf); c.Status != metav1.ConditionUnknown || c.Reason != infra.ReasonProgressing || condition(tf, "Reconciling").Status != metav1.ConditionTrue {
+		t.Errorf("conditions %+v", tf.Status.Conditions)
+	}
+	if c := condition(w.terraform("long"), "Apply"); c.Status != metav1.ConditionUnknown || c.Message != infra.MessageApplyStarted {
+		t.Errorf("Apply is %+v while it runs", c)
+	}
+	release(t, pipe)
+	w.awaitReady("long")
+	w.awaitReady("short")
+}
+
+func TestCancelledApplyGivesItsLockBack(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	w := newWorld(t, holding(t, pipe))
+	w.unit("u", "approvePlan: auto")
+	w.awaitApplying("u")
+	reader, err := os.OpenFile(pipe, os.O_WRONLY, 0) // opens once the apply reads
+	must(t, err)
+	defer reader.Close()
+	if w.holder("u") == "" {
+		t.Error("a running apply holds no lock")
+	}
+	w.change("u", func(tf *infra.Terraform) { tf.Annotations = map[string]string{infra.CancelAnnotation: "1"} })
+	tf := w.awaitReason("u", infra.ReasonCancelled)
+	if got := w.holder("u"); got != "" {
+		t.Errorf("the lock is left with %q", got)
+	}
+	if readyOf(tf).Status != metav1.ConditionFalse || tf.Status.RunningID != "" || tf.Status.Plan.Pending != "" {
+		t.Errorf("status %+v", tf.Status)
+	}
+	w.awaitEvent("u", infra.ReasonCancelled)
+	// It stays as it is until somebody asks.
+	spawned := w.spawned("")
+	w.change("u", func(tf *infra.Terraform) {
+		tf.Labels = map[string]string{"looked": "at"}
+		tf.Spec.Interval.Duration *= 2
+	})
+	w.await("u", "looked at", func(tf *infra.Terraform) bool { return tf.Status.ObservedGeneration == tf.Generation })
+	if n := w.spawned("") - spawned; n != 0 {
+		t.Errorf("%d processes ran after the cancellation", n)
+	}
+	must(t, os.Remove(pipe))
+	must(t, os.WriteFile(pipe, nil, 0o600))
+	w.change("u", func(tf *infra.Terraform) { tf.Annotations["reconcile.fluxcd.io/requestedAt"] = "1" })
+	w.awaitReady("u")
+}
+
+func TestBreakTheGlass(t *testing.T) {
+	w := newWorld(t, modA(), func(c *config.Config) { c.AllowBreakTheGlass = true })
+	w.unit("u", "approvePlan: auto")
+	w.awaitReady("u")
+	w.change("u", func(tf *infra.Terraform) { tf.Spec.BreakTheGlass = true })
+	tf := w.await("u", "open for work by hand", func(tf *infra.Terraform) bool {
+		return readyOf(tf).Message == infra.MessageBreakingTheGlass && tf.Status.ObservedGeneration == tf.Generation
+	})
+	if readyOf(tf).Status != metav1.ConditionUnknown {
+		t.Errorf("Ready is %+v", readyOf(tf))
+	}
+	applies := w.spawned("apply")
+	w.commit(map[string]string{"main.tf": strings.Replace(moduleA, `"a"`, `"b"`, 1)})
+	w.unit("marker", "approvePlan: auto")
+	w.awaitReady("marker")
+	if n := w.spawned("apply") - applies; n != 1 {
+		t.Errorf("%d applies: only that of the marker was wanted", n)
+	}
+	w.change("u", func(tf *infra.Terraform) { tf.Spec.BreakTheGlass = false })
+	w.await("u", "going on with what came meanwhile", func(tf *infra.Terraform) bool {
+		return isReady(tf) && tf.Status.LastPlan.Update == 1
+	})
+}
+
+func TestBreakTheGlassHasToBeAllowed(t *testing.T) {
+	w := newWorld(t, modA())
+	w.unit("u", "approvePlan: auto\nbreakTheGlass: true")
+	tf := w.awaitReason("u", infra.ReasonAccessDenied)
+	if m := readyOf(tf).Message; !strings.Contains(m, "--allow-break-the-glass") {
+		t.Errorf("the message does not name the way out: %q", m)
+	}
+	w.change("u", func(tf *infra.Terraform) { tf.Spec.BreakTheGlass = false })
+	w.awaitReady("u")
+}
+
+func TestErrorsOfTheToolAreReadable(t *testing.T) {
+	w := newWorld(t, map[string]string{
+		"syntax/main.tf":   `resource "terraform_data" "x" {`,
+		"missing/main.tf":  `variable "needed" {}`,
+		"module/main.tf":   `module "m" { source = "./nowhere" }`,
+		"ref/main.tf":      `output "o" { value = terraform_data.nothing.id }`,
+		"provider/main.tf": "terraform {\n  required_providers {\n    x = { source = \"terrace.test/none/x\" }\n  }\n}\n",
+		"apply/main.tf":    "resource \"terraform_data\" \"x\" {\n  provisioner \"local-exec\" { command = \"echo boom >&2; exit 7\" }\n}\n",
+	}, withMirror(t))
+	for name, tc := range map[string]struct {
+		reason string
+		want   []string
+		mended map[string]string
+	}{
+		"syntax":   {infra.ReasonInitFailed, []string{"main.tf"}, map[string]string{"syntax/main.tf": moduleA}},
+		"missing":  {infra.ReasonPlanFailed, []string{"needed"}, nil},
+		"module":   {infra.ReasonInitFailed, []string{"nowhere"}, nil},
+		"ref":      {infra.ReasonPlanFailed, []string{"main.tf", "nothing"}, nil},
+		"provider": {infra.ReasonInitFailed, []string{"terrace.test/none/x"}, nil},
+		"apply":    {infra.ReasonApplyFailed, []string{"local-exec", "7"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := w.in(t)
+			w.unit(name, "approvePlan: auto\npath: ./"+name)
+			tf := w.awaitReason(name, tc.reason)
+			for _, part := range tc.want {
+				if !strings.Contains(readyOf(tf).Message, part) {
+					t.Errorf("the message does not say %q: %q", part, readyOf(tf).Message)
+				}
+			}
+			w.awaitEvent(name, tc.reason)
+			if tc.mended != nil {
+				w.commit(tc.mended)
+				w.awaitReady(name)
+			}
+		})
+	}
+}
+
+// What a unit was given in confidence is in no text that leaves the run.
+func TestSecretsStayInTheRun(t *testing.T) {
+	canaries := map[string]string{
+		"variable": "canary-variable-7Gk2", "environment": "canary-environment-9Qx4", "file": "canary-file-3Wp8",
+		"output": "canary-output-5Zr1", "backend": "canary-backend-6Tn0", "marked": "canary-marked-2Lm7",
+	}
+	const leaky = `
+variable "v" {}
+variable "marked" {
+  default   = "canary-marked-2Lm7"
+  sensitive = true
+}
+resource "terraform_data" "x" {
+  input = var.v
+  provisioner "local-exec" { command = "echo $SHOWN; cat ${path.module}/mapped; echo ${var.v}; BREAK" }
+}
+output "o" {
+  value     = var.marked
+  sensitive = true
+}
+output "p" { value = var.v }
+`
+	w := newWorld(t, map[string]string{
+		"good/main.tf":  strings.Replace(leaky, "BREAK", "true", 1),
+		"apply/main.tf": strings.Replace(leaky, "BREAK", "false", 1),
+		"plan/main.tf":  leaky + "output \"q\" { value = tobool(var.v) }\noutput \"r\" { value = tonumber(file(\"${path.module}/mapped\")) }\n",
+		"init/main.tf":  `module "m" { source = "git::https://user:canary-backend-6Tn0@127.0.0.1:1/x.git" }`,
+	})
+	w.putSecret("in", map[string]string{"v": canaries["variable"], "SHOWN": canaries["environment"], "mapped": canaries["file"]})
+	for name, reason := range map[string]string{"good": "", "apply": infra.ReasonApplyFailed, "plan": infra.ReasonPlanFailed, "init": infra.ReasonInitFailed} {
+		w.unit(name, `
+path: ./`+name+`
+approvePlan: auto
+retryInterval: 1h
+storeReadablePlan: human
+varsFrom: [{kind: Secret, name: in, varsKeys: [v]}]
+runnerPodTemplate: {spec: {env: [{name: SHOWN, valueFrom: {secretKeyRef: {name: in, key: SHOWN}}}]}}
+fileMappings: [{secretRef: {name: in, key: mapped}, location: workspace, path: mapped}]`)
+		if reason == "" {
+			w.awaitReady(name)
+			continue
+		}
+		w.awaitReason(name, reason)
+		w.awaitEvent(name, reason)
+	}
+	texts := map[string]string{}
+	for _, name := range []string{"good", "apply", "plan", "init"} {
+		tf := w.terraform(name)
+		tf.ManagedFields = nil
+		b, err := yaml.Marshal(tf)
+		must(t, err)
+		texts["object "+name] = string(b)
+		if texts["log "+name] = w.runLog(name); texts["log "+name] == "" {
+			t.Errorf("%s has no log", name)
+		}
+	}
+	var events corev1.EventList
+	must(t, w.client.List(w.ctx(), &events, client.InNamespace(w.ns)))
+	b, err := json.Marshal(events.Items)
+	must(t, err)
+	texts["events"] = string(b)
+	var maps corev1.ConfigMapList
+	must(t, w.client.List(w.ctx(), &maps, client.InNamespace(w.ns)))
+	texts["readable plans"] = fmt.Sprint(maps.Items)
+	for where, text := range texts {
+		for what, canary := range canaries {
+			if strings.Contains(text, canary) {
+				t.Errorf("%s shows the %s", where, what)
+			}
+		}
+	}
+	// Nothing that was prepared for a run is left for another to find.
+	must(t, filepath.WalkDir(filepath.Join(w.cfg.DataDir, "units"), func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err == nil && (strings.Contains(string(b), canaries["file"]) || strings.Contains(string(b), canaries["variable"])) {
+			t.Errorf("%s holds a secret after the run", strings.TrimPrefix(path, w.cfg.DataDir))
+		}
+		return err
+	}))
+}
