@@ -43,6 +43,8 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "stop the shared control plane:", err)
 			code = 1
 		}
+	}
+	if one.dir != "" {
 		os.RemoveAll(one.dir)
 	}
 	os.Exit(code)
