@@ -128,7 +128,7 @@ type Config struct {
 }
 
 // GitOptions is a Git repository that `terrace up --git` makes into a
-// GitRepository object, with a unit for each directory that it finds.
+// GitRepository object; it then shows which directories hold Terraform.
 type GitOptions struct {
 	// URL is a Git URL or the path of a local repository; empty means no repository.
 	URL string

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -171,7 +170,7 @@ func (w *web) log(rw http.ResponseWriter, r *http.Request) {
 	}
 	follow := r.URL.Query().Get("follow") == "true"
 	in, err := w.runs.Log(u, r.URL.Query().Get("run"), follow)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, run.ErrNoLog) {
 		http.Error(rw, "no log is kept", http.StatusNotFound)
 		return
 	} else if err != nil {
