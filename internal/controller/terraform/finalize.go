@@ -81,6 +81,7 @@ func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Res
 func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, error) {
 	tf := cy.tf
 	u := unitOf(tf)
+	c.cancelIfAsked(cy)
 	st, ok := c.opts.Runs.Get(u)
 	if !ok {
 		return status.Next, nil
@@ -163,6 +164,9 @@ func (c *Controller) destroy(ctx context.Context, cy *cycle) (status.Result, err
 	if err != nil {
 		return status.Result{}, err
 	}
+	if at, ok := tf.Annotations[infra.ReconcileRequestAnnotation]; ok {
+		tf.Status.LastHandledReconcileAt = at
+	}
 	tf.Status.RunningID = "destroy-" + string(tf.UID)
 	mark(tf, infra.ConditionApply, metav1.ConditionUnknown, infra.ReasonProgressing, infra.MessageApplyStarted)
 	progress(tf, infra.MessageDeleting)
@@ -187,13 +191,14 @@ func neverApplied(tf *infra.Terraform) bool {
 }
 
 // destroyDelay is how long a destroy that failed, or that a person cancelled, is not
-// tried again.
+// tried again unless somebody asks. What was cancelled before the deletion does not
+// hold it up: the deletion is a generation of its own.
 func (c *Controller) destroyDelay(tf *infra.Terraform) time.Duration {
 	st := &tf.Status
-	switch {
-	case st.LastPlanAt == nil:
+	switch r := readyCondition(tf); {
+	case st.LastPlanAt == nil || reconcileRequested(tf):
 		return 0
-	case readyReason(tf) == infra.ReasonCancelled:
+	case r != nil && r.Reason == infra.ReasonCancelled && r.ObservedGeneration == tf.Generation:
 		return tf.GetInterval() - c.opts.Clock.Since(st.LastPlanAt.Time)
 	case st.ReconciliationFailures > 0:
 		return tf.RetryDelay(st.ReconciliationFailures-1) - c.opts.Clock.Since(st.LastPlanAt.Time)
