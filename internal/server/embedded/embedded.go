@@ -122,9 +122,11 @@ func serve(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config
 
 // announce says how to reach the control plane.
 func announce(out io.Writer, cp *controlplane.ControlPlane, took time.Duration) {
-	fmt.Fprintf(out, "Terrace is ready at %s after %.1f s; its data is in %s\n", cp.URL(), took.Seconds(), cp.DataDir())
-	fmt.Fprintf(out, "  terrace kubectl%s get terraforms -A\n", dataDirFlag(cp.DataDir()))
-	fmt.Fprintf(out, "  export KUBECONFIG=%s    # for kubectl and every other client\n", quote(cp.KubeconfigPath()))
+	// One write: who waits for the first line may count on the others.
+	fmt.Fprintf(out, `Terrace is ready at %s after %.1f s; its data is in %s
+  terrace kubectl%s get terraforms -A
+  export KUBECONFIG=%s    # for kubectl and every other client
+`, cp.URL(), took.Seconds(), cp.DataDir(), dataDirFlag(cp.DataDir()), quote(cp.KubeconfigPath()))
 }
 
 // dataDirFlag is what other commands need to find the directory; they look at
