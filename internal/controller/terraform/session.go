@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -46,6 +47,8 @@ type session struct {
 	capture  *capture
 	// note tells a person what was decided about the backend.
 	note string
+	// cloud tells that a cloud block takes the place of a backend.
+	cloud bool
 }
 
 // open prepares a session: the unit's directory in the state that the tool needs,
@@ -189,15 +192,19 @@ func (s *session) backend(write bool) (map[string][]byte, error) {
 	var b workdir.Backend
 	switch cfg := tf.Spec.BackendConfig; {
 	case tf.Spec.Cloud != nil:
+		s.cloud = true
 		b.Cloud = &workdir.CloudBackend{Organization: tf.Spec.Cloud.Organization, Hostname: tf.Spec.Cloud.Hostname, Token: tf.Spec.Cloud.Token}
 		if w := tf.Spec.Cloud.Workspaces; w != nil {
 			b.Cloud.Workspace, b.Cloud.Tags = w.Name, w.Tags
 		}
 	case cfg == nil && s.job.reach.Backend != nil:
+		s.cloud = s.job.reach.Backend.Type == cloudType
 		s.note = "the state is where the module says: " + s.job.reach.Backend.String()
 	case cfg != nil && cfg.Disable:
+		s.cloud = s.job.reach.Backend != nil && s.job.reach.Backend.Type == cloudType
 		s.note = "the backend is disabled: the state is a file on the machine that runs Terrace, unless the module declares a backend"
 	case cfg != nil && cfg.CustomConfiguration != "":
+		s.cloud = cloudBlock.MatchString(cfg.CustomConfiguration)
 		b.Custom = cfg.CustomConfiguration
 	default:
 		b.Kubernetes = &workdir.KubernetesBackend{SecretSuffix: tf.Name, Namespace: tf.Namespace, ConfigPath: s.kubeconfig()}
@@ -222,6 +229,12 @@ func (s *session) backend(write bool) (map[string][]byte, error) {
 	}
 	return map[string][]byte{workdir.BackendFile: hcl}, nil
 }
+
+// cloudType is the Type of a workdir.BackendBlock that is a cloud block.
+const cloudType = "cloud"
+
+// cloudBlock finds a cloud block in the body of a terraform block.
+var cloudBlock = regexp.MustCompile(`(?m)^\s*cloud\s*\{`)
 
 func (s *session) grant(suffix string, write bool) error {
 	s.scope = gate.Scope{
@@ -252,7 +265,14 @@ func (s *session) writeKubeconfig() error {
 func (s *session) init(ctx context.Context) error {
 	if s.prepared.InitNeeded {
 		s.run.Step("init", initTimeout)
-		opts := tofu.InitOptions{Upgrade: upgrades(s.job.tf), Reconfigure: true, LockTimeout: lockTimeout(s.job.tf)}
+		opts := tofu.InitOptions{Upgrade: upgrades(s.job.tf), Reconfigure: !s.cloud, LockTimeout: lockTimeout(s.job.tf)}
+		if s.cloud {
+			// With a cloud block the tool refuses -reconfigure, and would want to move the
+			// state of the backend before; without init's record it knows of none.
+			if err := os.Remove(filepath.Join(s.prepared.DataDir, "terraform.tfstate")); err != nil && !os.IsNotExist(err) {
+				return status.Failf(infra.ReasonInitFailed, "forget the backend before: %w", err)
+			}
+		}
 		if len(s.job.inputs.BackendConfig) > 0 {
 			opts.BackendConfig = []string{filepath.Join(s.prepared.Module, workdir.BackendConfigFile)}
 		}
@@ -263,7 +283,7 @@ func (s *session) init(ctx context.Context) error {
 			return status.Fail(infra.ReasonInitFailed, err)
 		}
 	}
-	if s.job.tf.Spec.Cloud == nil {
+	if !s.cloud { // a cloud block names its workspaces itself
 		if err := s.SelectWorkspace(ctx, s.job.tf.WorkspaceName()); err != nil {
 			return status.Fail(infra.ReasonWorkspaceSelectFailed, err)
 		}
