@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -153,6 +154,16 @@ func TestDrift(t *testing.T) {
 			t.Error("the file is not there again")
 		}
 	})
+}
+
+// A check comes due by time alone, without a word from anybody.
+func TestDriftIsLookedForAtEachInterval(t *testing.T) {
+	w := newWorld(t, modA())
+	w.unit("u", "approvePlan: auto")
+	w.awaitReady("u")
+	w.change("u", func(tf *infra.Terraform) { tf.Spec.Interval.Duration = time.Second })
+	first := w.awaitReason("u", infra.ReasonNoDrift).Status.LastPlanAt
+	w.await("u", "looked at again", func(tf *infra.Terraform) bool { return first.Before(tf.Status.LastPlanAt) })
 }
 
 // A unit's own CLI configuration, from a Secret, finds the provider.

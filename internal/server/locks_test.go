@@ -128,3 +128,16 @@ func TestPlanWithoutTheLock(t *testing.T) {
 		t.Error("it was applied in spite of the lock")
 	}
 }
+
+// lockTimeout waits for the holder to be done instead of failing.
+func TestLockTimeoutWaitsForTheHolder(t *testing.T) {
+	w := newWorld(t, modA())
+	w.lock("u", "held")
+	w.unit("u", "approvePlan: auto\ntfstate: {lockTimeout: 2m}")
+	w.await("u", "under way", func(tf *infra.Terraform) bool { return readyOf(tf).Reason == infra.ReasonProgressing })
+	must(t, w.client.Delete(w.ctx(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "lock-tfstate-default-u"}}))
+	w.awaitReady("u")
+	if got := w.events("u", infra.ReasonLockHeld); len(got) != 0 {
+		t.Errorf("events %q", got)
+	}
+}

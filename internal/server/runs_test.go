@@ -6,6 +6,8 @@ package server_test
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,14 +26,17 @@ import (
 // The tests here are about runs: the queue, cancelling, work by hand, and what a
 // run's texts give away.
 
-// holding is a module whose apply goes on until somebody writes to the pipe, so that
+// holding is a module whose create or destroy goes on until somebody writes to the pipe, so that
 // a test and an apply meet without a clock.
-func holding(t *testing.T, pipe string) map[string]string {
+func holding(t *testing.T, pipe, when string) map[string]string {
 	t.Helper()
 	must(t, syscall.Mkfifo(pipe, 0o600))
 	return map[string]string{"main.tf": `
 resource "terraform_data" "x" {
-  provisioner "local-exec" { command = "cat ` + pipe + `" }
+  provisioner "local-exec" {
+    when    = ` + when + `
+    command = "cat ` + pipe + `"
+  }
 }`, "quick/main.tf": moduleA}
 }
 
@@ -50,7 +55,7 @@ func release(t *testing.T, pipe string) {
 
 func TestUnitSaysThatItWaitsForARun(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
-	w := newWorld(t, holding(t, pipe), oneRun)
+	w := newWorld(t, holding(t, pipe, "create"), oneRun)
 	w.unit("long", "approvePlan: auto")
 	w.awaitApplying("long")
 	w.unit("short", "approvePlan: auto\npath: ./quick")
@@ -70,12 +75,12 @@ func TestUnitSaysThatItWaitsForARun(t *testing.T) {
 
 func TestCancelledApplyGivesItsLockBack(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
-	w := newWorld(t, holding(t, pipe))
+	w := newWorld(t, holding(t, pipe, "create"))
 	w.unit("u", "approvePlan: auto")
 	w.awaitApplying("u")
-	reader, err := os.OpenFile(pipe, os.O_WRONLY, 0) // opens once the apply reads
+	writer, err := os.OpenFile(pipe, os.O_WRONLY, 0) // opens once the apply reads
 	must(t, err)
-	defer reader.Close()
+	defer writer.Close()
 	if w.holder("u") == "" {
 		t.Error("a running apply holds no lock")
 	}
@@ -102,6 +107,35 @@ func TestCancelledApplyGivesItsLockBack(t *testing.T) {
 	must(t, os.WriteFile(pipe, nil, 0o600))
 	w.change("u", func(tf *infra.Terraform) { tf.Annotations["reconcile.fluxcd.io/requestedAt"] = "1" })
 	w.awaitReady("u")
+}
+
+// The destroy of a deletion can be cancelled too, and goes on when somebody asks.
+func TestCancelledDestroyWaitsForAWord(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	w := newWorld(t, holding(t, pipe, "destroy"))
+	w.unit("u", "approvePlan: auto\ndestroyResourcesOnDeletion: true")
+	w.awaitReady("u")
+	w.delete("u")
+	w.awaitApplying("u")
+	writer, err := os.OpenFile(pipe, os.O_WRONLY, 0)
+	must(t, err)
+	w.change("u", func(tf *infra.Terraform) { tf.Annotations = map[string]string{infra.CancelAnnotation: "1"} })
+	w.awaitReason("u", infra.ReasonCancelled)
+	must(t, writer.Close())
+	if got := w.holder("u"); got != "" {
+		t.Errorf("the lock is left with %q", got)
+	}
+	applies := w.spawned("apply")
+	w.change("u", func(tf *infra.Terraform) { tf.Annotations["looked"] = "at" })
+	w.unit("marker", "approvePlan: \"\"\npath: ./quick")
+	w.awaitPending("marker")
+	if n := w.spawned("apply") - applies; n != 0 {
+		t.Errorf("%d applies after the cancellation", n)
+	}
+	must(t, os.Remove(pipe))
+	must(t, os.WriteFile(pipe, nil, 0o600))
+	w.change("u", func(tf *infra.Terraform) { tf.Annotations["reconcile.fluxcd.io/requestedAt"] = "1" })
+	w.awaitGone("u")
 }
 
 func TestBreakTheGlass(t *testing.T) {
@@ -260,4 +294,23 @@ fileMappings: [{secretRef: {name: in, key: mapped}, location: workspace, path: m
 		}
 		return err
 	}))
+}
+
+// A cloud block is written for the tool; its token stays out of every text.
+func TestCloudIsAskedWithItsToken(t *testing.T) {
+	cloud := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(cloud.Close)
+	host := strings.TrimPrefix(cloud.URL, "http://")
+	w := newWorld(t, modA())
+	w.unit("u", `
+approvePlan: auto
+retryInterval: 1h
+cloud: {organization: acme, hostname: "`+host+`", token: canary-cloud-4Hd6, workspaces: {name: net}}`)
+	tf := w.awaitReason("u", infra.ReasonInitFailed)
+	if m := readyOf(tf).Message; !strings.Contains(m, host) {
+		t.Errorf("the message does not name the host: %q", m)
+	}
+	if text := readyOf(tf).Message + w.runLog("u"); strings.Contains(text, "canary-cloud-4Hd6") {
+		t.Errorf("the token is shown: %s", text)
+	}
 }
