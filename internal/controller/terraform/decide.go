@@ -57,11 +57,12 @@ func decide(tf *infra.Terraform, f facts) step {
 	changed := st.InputDigest != f.inputDigest
 	requested := reconcileRequested(tf)
 
-	if tf.Spec.ApprovePlan == infra.ApprovePlanDisable {
-		return decideDriftOnly(tf, f, changed || requested)
-	}
-	if st.ReconciliationFailures > 0 && !changed && !requested {
+	driftOnly := tf.Spec.ApprovePlan == infra.ApprovePlanDisable
+	if _, looks := driftDue(tf); st.ReconciliationFailures > 0 && !changed && !requested && (looks || !driftOnly) {
 		return decideRetry(tf, f)
+	}
+	if driftOnly {
+		return decideDriftOnly(tf, f, changed || requested)
 	}
 	switch {
 	case st.LastPlanAt == nil:
@@ -141,6 +142,9 @@ func decideRetry(tf *infra.Terraform, f facts) step {
 		}
 		return step{do: rest, why: why, after: wait}
 	}
+	if tf.Spec.ApprovePlan == infra.ApprovePlanDisable {
+		return step{do: checkDrift, why: why}
+	}
 	return step{do: makePlan, why: why}
 }
 
@@ -154,9 +158,14 @@ func driftDue(tf *infra.Terraform) (due time.Time, ok bool) {
 	if st.NextDriftCheckAt != nil {
 		due = st.NextDriftCheckAt.Time
 	}
-	// An interval that was shortened counts from the last plan at once.
-	if st.LastPlanAt != nil {
-		if byInterval := st.LastPlanAt.Add(tf.GetInterval() + tf.GetInterval()/10); due.IsZero() || byInterval.Before(due) {
+	// An interval that was shortened counts from the last plan at once, or from the
+	// apply of a plan that waited for its approval.
+	last := st.LastPlanAt
+	if last.Before(st.LastSuccessfulReconcileAt) {
+		last = st.LastSuccessfulReconcileAt
+	}
+	if last != nil {
+		if byInterval := last.Add(tf.GetInterval() + tf.GetInterval()/10); due.IsZero() || byInterval.Before(due) {
 			due = byInterval
 		}
 	}

@@ -92,6 +92,21 @@ func TestDecide(t *testing.T) {
 			pending(tf, "plan-main-1")
 		}, same, rest, 30 * time.Minute},
 		"disable, changed": {"and looks for drift when something changed", func(tf *infra.Terraform) { tf.Spec.ApprovePlan = "disable" }, other, checkDrift, 0},
+		"disable, failed": {"a drift check that failed waits for its retry, though its time has passed", func(tf *infra.Terraform) {
+			tf.Spec.ApprovePlan = "disable"
+			tf.Status.ReconciliationFailures = 1
+			tf.Status.LastPlanAt = at(-5 * time.Second)
+			tf.Status.NextDriftCheckAt = at(-time.Minute)
+		}, same, rest, 10 * time.Second},
+		"disable, failed, due": {"and is then a drift check again", func(tf *infra.Terraform) {
+			tf.Spec.ApprovePlan = "disable"
+			tf.Status.ReconciliationFailures = 1
+			tf.Status.LastPlanAt = at(-15 * time.Second)
+		}, same, checkDrift, 0},
+		"approved late": {"the apply of a plan that waited for days is not followed by a drift check at once", func(tf *infra.Terraform) {
+			tf.Status.LastPlanAt = at(-72 * time.Hour)
+			tf.Status.LastSuccessfulReconcileAt = at(-time.Hour)
+		}, same, rest, 30 * time.Minute},
 		"replan": {"replan makes a new plan, once for each change of the spec", func(tf *infra.Terraform) {
 			tf.Spec.ApprovePlan = "replan-main-1"
 			tf.Generation = 4

@@ -164,11 +164,12 @@ func (c *Controller) record(cy *cycle, a *attempt) {
 // succeeded takes over what every successful attempt leaves besides.
 func (c *Controller) succeeded(cy *cycle, a *attempt) {
 	st := &cy.tf.Status
+	now := metav1.NewTime(c.opts.Clock.Now())
 	st.ReconciliationFailures = 0
 	st.LastPlannedRevision = a.revision
 	st.Artifact = a.artifact
-	st.LastSuccessfulReconcileAt = st.LastPlanAt
-	due := metav1.NewTime(nextDue(cy.tf, st.LastPlanAt.Time))
+	st.LastSuccessfulReconcileAt = &now // an apply can end days after its plan
+	due := metav1.NewTime(nextDue(cy.tf, now.Time))
 	st.NextDriftCheckAt = &due
 	st.Lock.Pending = ""
 	unmark(cy.tf, infra.ConditionStateLocked)
