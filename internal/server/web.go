@@ -58,7 +58,8 @@ func newWeb(ctx context.Context, s *Server, artifacts *artifact.Store, units *te
 	if err != nil {
 		return nil, err
 	}
-	w := &web{units: s.manager.GetClient(), plans: s.blobs, runs: s.runs, glass: units.Glass, token: token}
+	// A person asks for the plan that the object has just told of; a cache may not know it yet.
+	w := &web{units: s.manager.GetAPIReader(), plans: s.blobs, runs: s.runs, glass: units.Glass, token: token}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprintln(rw, "ok") })
 	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) {

@@ -22,8 +22,8 @@ import (
 	terrace "github.com/terrace-dev/terrace/internal/status"
 )
 
-// depend waits for what the unit depends on. Nothing is polled: the watch of each
-// dependency wakes its dependants.
+// depend waits for what the unit depends on: the watch of each dependency wakes its
+// dependants.
 func (c *Controller) depend(ctx context.Context, cy *cycle) (terrace.Result, error) {
 	tf := cy.tf
 	for _, ref := range tf.GetDependsOn() {
@@ -59,7 +59,9 @@ func (c *Controller) dependencyWait(cy *cycle, why string) terrace.Result {
 	if r := readyCondition(cy.tf); r == nil || r.Reason != infra.ReasonDependencyNotReady || r.Message != why {
 		cy.event(corev1.EventTypeNormal, infra.ReasonDependencyNotReady, why)
 	}
-	return terrace.Wait(infra.ReasonDependencyNotReady, why, 0)
+	// Some of what is waited for tells nobody: a kind that is not installed yet, an
+	// output Secret that is written again. Looking costs no request.
+	return terrace.Wait(infra.ReasonDependencyNotReady, why, cy.tf.GetRetryInterval())
 }
 
 // terraformNotReady says why a dependency is not ready, "" when it is.
@@ -78,9 +80,18 @@ func (c *Controller) terraformNotReady(ctx context.Context, cy *cycle, key types
 		return fmt.Sprintf("dependency '%s' is not updated yet", key), nil
 	}
 	if w := dep.Spec.WriteOutputsToSecret; w != nil && !dep.Spec.Destroy {
-		found, err := c.exists(ctx, reference{Kind: kindSecret, Namespace: key.Namespace, Name: w.Name})
+		ref := reference{Kind: kindSecret, Namespace: key.Namespace, Name: w.Name}
+		found, err := c.exists(ctx, ref)
 		if err != nil {
 			return "", err
+		}
+		if !found {
+			// The dependency's status can be here before the watch of Secrets is.
+			live, _, _, err := c.refs.fetch(ctx, ref)
+			if err != nil {
+				return "", err
+			}
+			found = live != nil
 		}
 		if !found {
 			return fmt.Sprintf("dependency output secret: '%s/%s' of '%s' is not ready yet", key.Namespace, w.Name, key), nil
@@ -190,7 +201,7 @@ func (c *Controller) dependOnObjects(ctx context.Context, cy *cycle) (terrace.Re
 func (c *Controller) objectNotReady(ctx context.Context, ref graph.Node) (string, error) {
 	gvk, err := c.kindOf(ref)
 	if apimeta.IsNoMatchError(err) {
-		// Its CRD may be installed later, which no watch of ours tells.
+		// Its CRD may be installed later, which no watch of ours tells; time does.
 		return fmt.Sprintf("dependency '%s' is not ready: the API server does not know kind %s", ref, ref.Kind), nil
 	} else if err != nil {
 		return "", err

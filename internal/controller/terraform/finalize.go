@@ -64,13 +64,21 @@ func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Res
 		return status.Result{}, fmt.Errorf("list dependants: %w", err)
 	}
 	var names []string
+	leaving := true // all that depend on it are being deleted too
 	for i := range list.Items {
 		if d := &list.Items[i]; d.UID != tf.UID {
 			names = append(names, d.Namespace+"/"+d.Name)
+			leaving = leaving && !d.DeletionTimestamp.IsZero()
 		}
 	}
 	if len(names) == 0 {
 		return status.Next, nil
+	}
+	if leaving {
+		// In a circle each would wait for another, and there is no order to keep.
+		if cycle, err := c.dependencyCycle(ctx, tf); err != nil || cycle != "" {
+			return status.Next, err
+		}
 	}
 	slices.Sort(names)
 	return status.Wait(infra.ReasonDeletionBlockedByDependants,

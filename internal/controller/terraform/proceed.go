@@ -122,6 +122,9 @@ func (c *Controller) startPlan(ctx context.Context, cy *cycle, s step) (status.R
 	}
 	j.drift = s.do == checkDrift
 	st := c.start(cy, j, kind, fmt.Sprintf("plan-%s-%d", cy.inputDigest, c.started.Add(1)), c.plan(j))
+	if id := lockToBreak(tf); id != "" {
+		mark(tf, infra.ConditionStateLocked, metav1.ConditionFalse, infra.ReasonForceUnlock, "Removing the state lock "+id)
+	}
 	switch st.Phase {
 	case run.Done: // Terrace is stopping: the next process plans
 	case run.Queued:
