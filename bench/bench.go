@@ -312,10 +312,10 @@ func (b *bench) settle(ctx context.Context) error {
 	return nil
 }
 
-// drift lets the checks of all units come due again and again, a second apart on
-// the average so that they do not queue, and divides by the number of checks.
+// drift lets the checks of all units come due once, two seconds apart on the
+// average so that they do not queue, and divides by the number of checks.
 func (b *bench) drift(ctx context.Context) error {
-	interval := max(5*time.Second, time.Duration(b.units)*time.Second)
+	interval := max(10*time.Second, 2*time.Duration(b.units)*time.Second)
 	planned := b.fleet.planTimes()
 	if err := b.fleet.setInterval(ctx, interval.String()); err != nil {
 		return err
@@ -329,7 +329,7 @@ func (b *bench) drift(ctx context.Context) error {
 	}
 	// Checks are cut by both ends of the window, about as many by one as by the other.
 	b.drifted, err = b.measure(ctx, "no-change drift check", 1, 0, func(ctx context.Context) error {
-		return pause(ctx, 2*interval)
+		return pause(ctx, interval)
 	})
 	if err != nil {
 		return err
@@ -337,7 +337,7 @@ func (b *bench) drift(ctx context.Context) error {
 	b.drifted.paced = true
 	b.drifted.units = b.drifted.commands["plan"]
 	if b.drifted.units == 0 {
-		return fmt.Errorf("no drift check within %s", 2*interval)
+		return fmt.Errorf("no drift check within %s", interval)
 	}
 	if err := b.fleet.setInterval(ctx, "10h"); err != nil {
 		return err
