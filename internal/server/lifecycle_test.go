@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -160,18 +161,26 @@ func TestCycleOfDependenciesIsNamed(t *testing.T) {
 	w.awaitReady("a")
 	w.delete("self")
 	w.awaitGone("self")
+	// Those of a circle can be deleted, though each has one that depends on it.
+	w.unit("left", "approvePlan: auto\ndependsOn: [{name: right}]")
+	w.unit("right", "approvePlan: auto\ndependsOn: [{name: left}]")
+	w.awaitReason("left", infra.ReasonDependencyCycle)
+	w.delete("left")
+	w.awaitReason("left", infra.ReasonDeletionBlockedByDependants)
+	w.delete("right")
+	w.awaitGone("left")
+	w.awaitGone("right")
 }
 
 // Whatever has conditions can be depended on, and what has none when it is there.
 func TestAnnotationDependsOnAnyKind(t *testing.T) {
 	w := newWorld(t, modA())
 	group := "g" + strings.TrimPrefix(w.ns, "test-") + ".test"
-	gadget := w.gadgets(group)
-
 	for name, on := range map[string]string{
 		"map": "ConfigMap/settings", "deployment": "Deployment/web", "gadget": "Gadget." + group + "/" + w.ns + "/g", "unit": "Terraform/base\nConfigMap/settings", "wrong": "no-slash",
 	} {
 		tf := &infra.Terraform{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Annotations: map[string]string{infra.DependsOnAnnotation: on}}}
+		tf.Spec.RetryInterval = &metav1.Duration{Duration: time.Second}
 		tf.Spec.ApprovePlan, tf.Spec.SourceRef = "auto", infra.CrossNamespaceSourceReference{Kind: "GitRepository", Name: "src"}
 		must(t, w.client.Create(w.ctx(), tf))
 	}
@@ -213,6 +222,8 @@ spec:
 	})
 	w.awaitReady("deployment")
 
+	gadget := w.gadgets(group) // the kind comes after the unit that waits for it
+	w.await("gadget", "aware of the kind", func(tf *infra.Terraform) bool { return strings.Contains(readyOf(tf).Message, "does not exist") })
 	must(t, w.client.Create(w.ctx(), gadget))
 	ready := func(status, message string) map[string]any {
 		return map[string]any{"conditions": []any{map[string]any{"type": "Ready", "status": status, "message": message, "reason": "R"}}}

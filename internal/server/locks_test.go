@@ -55,6 +55,31 @@ func (w *world) holder(suffix string) string {
 	return *lease.Spec.HolderIdentity
 }
 
+// follow records every version of a unit from now on; what it returns looks for one.
+func (w *world) follow(name string) func(what string, cond func(*infra.Terraform) bool) {
+	w.t.Helper()
+	var list infra.TerraformList
+	must(w.t, w.client.List(w.ctx(), &list, client.InNamespace(w.ns), named(name)))
+	stream, err := w.client.Watch(w.ctx(), &infra.TerraformList{}, client.InNamespace(w.ns), named(name),
+		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
+	must(w.t, err)
+	return func(what string, cond func(*infra.Terraform) bool) {
+		w.t.Helper()
+		defer stream.Stop()
+		now := w.terraform(name).ResourceVersion
+		for e := range stream.ResultChan() {
+			tf, ok := e.Object.(*infra.Terraform)
+			if ok && cond(tf) {
+				return
+			}
+			if ok && tf.ResourceVersion == now {
+				break
+			}
+		}
+		w.t.Errorf("%s was never %s", name, what)
+	}
+}
+
 // The lock of a stranger stops a unit until it is gone or somebody says that it may
 // be broken; before there is a state, and when there is one.
 func TestLockOfAStranger(t *testing.T) {
@@ -85,12 +110,17 @@ func TestLockOfAStranger(t *testing.T) {
 	unlock("named", infra.TFStateSpec{ForceUnlock: infra.ForceUnlockYes, LockIdentifier: "another"})
 	w.await("named", "locked still", func(tf *infra.Terraform) bool { return isHeld(tf) && tf.Status.ReconciliationFailures > 0 })
 	unlock("named", infra.TFStateSpec{ForceUnlock: infra.ForceUnlockYes, LockIdentifier: id})
+	seen := w.follow("auto")
 	unlock("auto", infra.TFStateSpec{ForceUnlock: infra.ForceUnlockAuto})
 	for _, name := range []string{"named", "auto"} {
 		if tf := w.await(name, "free and applied", isFree); tf.Status.Lock.LastApplied != id {
 			t.Errorf("%s: the lock that was broken is recorded as %q", name, tf.Status.Lock.LastApplied)
 		}
 	}
+	seen("removing the lock", func(tf *infra.Terraform) bool {
+		c := condition(tf, "StateLocked")
+		return c.Status == metav1.ConditionFalse && c.Reason == infra.ReasonForceUnlock && strings.Contains(c.Message, id)
+	})
 	if got := w.holder("none"); got != id {
 		t.Errorf("the lock that nobody may break is held by %q", got)
 	}

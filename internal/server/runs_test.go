@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -149,6 +150,19 @@ func TestBreakTheGlass(t *testing.T) {
 	if readyOf(tf).Status != metav1.ConditionUnknown {
 		t.Errorf("Ready is %+v", readyOf(tf))
 	}
+	var door struct {
+		Dir string
+		Env []string
+	}
+	code, text := w.get("/api/v1/units/terraform/"+w.ns+"/u/glass", "")
+	if err := json.Unmarshal([]byte(text), &door); err != nil {
+		t.Fatalf("%d %s: %v", code, text, err)
+	}
+	byHand := exec.Command(w.cfg.Tofu, "state", "list")
+	byHand.Dir, byHand.Env = door.Dir, door.Env
+	if out, err := byHand.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "terraform_data.x" {
+		t.Errorf("work by hand: %v: %s", err, out)
+	}
 	applies := w.spawned("apply")
 	w.commit(map[string]string{"main.tf": strings.Replace(moduleA, `"a"`, `"b"`, 1)})
 	w.unit("marker", "approvePlan: auto")
@@ -276,6 +290,9 @@ fileMappings: [{secretRef: {name: in, key: mapped}, location: workspace, path: m
 	var maps corev1.ConfigMapList
 	must(t, w.client.List(w.ctx(), &maps, client.InNamespace(w.ns)))
 	texts["readable plans"] = fmt.Sprint(maps.Items)
+	for _, what := range []string{"log", "plan", "plan?format=json"} {
+		_, texts["endpoint "+what] = w.get("/api/v1/units/terraform/"+w.ns+"/good/"+what, "")
+	}
 	for where, text := range texts {
 		for what, canary := range canaries {
 			if strings.Contains(text, canary) {

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -97,6 +98,12 @@ kind: GitRepository
 metadata: {name: src}
 spec: {interval: 1h, url: "file://` + w.repo + `", ref: {branch: main}}
 `)
+	// Without content every unit says the same, whatever is wrong with it.
+	if !w.watch(&sourcev1.GitRepositoryList{}, named("src"), func(o client.Object) bool {
+		return o != nil && o.(*sourcev1.GitRepository).Status.Artifact != nil
+	}) {
+		t.Fatal("the source has no artifact")
+	}
 	return w
 }
 
