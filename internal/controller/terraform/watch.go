@@ -6,6 +6,7 @@ package terraform
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/fluxcd/pkg/apis/meta"
@@ -124,7 +125,6 @@ func dependencyKeys(tf *infra.Terraform) []string {
 	for _, n := range dependencies(tf) {
 		keys = append(keys, objectKey(n.Kind, n.Namespace, n.Name))
 	}
-	// A dependant also waits for the output Secret of what it depends on.
 	return keys
 }
 
@@ -149,32 +149,42 @@ func (c *Controller) indexed(ctx context.Context, index, key string) []reconcile
 }
 
 // dependants wakes the units that depend on the one of the event, and, when one is
-// deleted, those that it depended on: their own deletion may have waited for it.
+// deleted or depends on others from now on, those that it depended on: their own
+// deletion may have waited for it.
 func (c *Controller) dependants() handler.EventHandler {
 	wake := c.by(indexDependency, infra.TerraformKind)
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	wakeOld := func(before, now []graph.Node, q queue) {
+		for _, n := range before {
+			if n.Kind == infra.TerraformKind && !slices.Contains(now, n) {
+				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: n.Namespace, Name: n.Name}})
+			}
+		}
+	}
 	return handler.Funcs{
-		CreateFunc:  wake.Create,
-		UpdateFunc:  wake.Update,
+		CreateFunc: wake.Create,
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			wake.Update(ctx, e, q)
+			wakeOld(dependencies(e.ObjectOld.(*infra.Terraform)), dependencies(e.ObjectNew.(*infra.Terraform)), q)
+		},
 		GenericFunc: wake.Generic,
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			wake.Delete(ctx, e, q)
 			tf := e.Object.(*infra.Terraform)
-			for _, n := range dependencies(tf) {
-				if n.Kind == infra.TerraformKind {
-					q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: n.Namespace, Name: n.Name}})
-				}
-			}
+			wakeOld(dependencies(tf), nil, q)
 			c.writer.Forget(tf.UID)
 		},
 	}
 }
 
-// standingChanged passes what a dependant looks at.
+// standingChanged passes what a dependant looks at, and a change of what the unit
+// itself depends on.
 var standingChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		a, b := e.ObjectOld.(*infra.Terraform), e.ObjectNew.(*infra.Terraform)
 		return isReady(a) != isReady(b) || a.Generation != b.Generation ||
 			a.Status.ObservedGeneration != b.Status.ObservedGeneration ||
+			a.Annotations[infra.DependsOnAnnotation] != b.Annotations[infra.DependsOnAnnotation] ||
 			a.Status.LastAppliedRevision != b.Status.LastAppliedRevision ||
 			a.Status.LastPlannedRevision != b.Status.LastPlannedRevision ||
 			!apiequality.Semantic.DeepEqual(a.Status.Outputs, b.Status.Outputs)
