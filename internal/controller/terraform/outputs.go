@@ -151,7 +151,7 @@ func (c *Controller) writeOutputs(ctx context.Context, cy *cycle) error {
 	}
 	known := ""
 	c.memory.with(unitOf(tf), func(m *unitMemory) { known = m.outputs })
-	if meta != nil && !cy.newOutputs && known == seenRight(meta.ResourceVersion, w) {
+	if meta != nil && known == seenRight(meta.ResourceVersion, tf.Status.Outputs.Digest, w) {
 		return nil
 	}
 
@@ -172,7 +172,7 @@ func (c *Controller) writeOutputs(ctx context.Context, cy *cycle) error {
 	if err != nil {
 		return status.Fail(infra.ReasonOutputsWritingFailed, err)
 	}
-	c.memory.with(unitOf(tf), func(m *unitMemory) { m.outputs = seenRight(version, w) })
+	c.memory.with(unitOf(tf), func(m *unitMemory) { m.outputs = seenRight(version, tf.Status.Outputs.Digest, w) })
 	tf.Status.Outputs.SecretName = w.Name
 	tf.Status.Outputs.Keys = slices.Sorted(maps.Keys(want))
 	if !wrote && !cy.newOutputs {
@@ -190,10 +190,10 @@ func (c *Controller) writeOutputs(ctx context.Context, cy *cycle) error {
 	return nil
 }
 
-// seenRight names a version of the Secret that was found right for a spec.
-func seenRight(version string, w *infra.WriteOutputsToSecretSpec) string {
+// seenRight names a version of the Secret that was found right for outputs and a spec.
+func seenRight(version, outputs string, w *infra.WriteOutputsToSecretSpec) string {
 	spec, _ := json.Marshal(w) // a struct of strings always encodes
-	return version + " " + string(spec)
+	return version + " " + outputs + " " + string(spec)
 }
 
 func sameSecretSpec(m *metav1.PartialObjectMetadata, w *infra.WriteOutputsToSecretSpec) bool {
