@@ -51,7 +51,7 @@ type session struct {
 	cloud bool
 }
 
-// open prepares a session: the unit's directory in the state that the tool needs,
+// openSession prepares a session: the unit's directory in the state that the tool needs,
 // init done if anything that it depends on has changed.
 func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write bool) (_ *session, err error) {
 	r.Step("prepare", prepareTimeout)
@@ -126,6 +126,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 func (s *session) close() {
 	if s.access != nil {
 		s.access.Revoke()
+		s.releaseLeftLock()
 	}
 	if s.dir != nil {
 		_ = os.Remove(s.kubeconfig())

@@ -67,6 +67,21 @@ func (s *session) forceUnlock(ctx context.Context) (string, error) {
 	return id, nil
 }
 
+// releaseLeftLock removes the lock of a tool that was killed before it could give it
+// back: after the grace period, for want of memory, by a provisioner. The access is
+// revoked, so nothing that may still live can write the state any more.
+func (s *session) releaseLeftLock() {
+	id := s.access.LockID()
+	if id == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), pushTimeout)
+	defer cancel()
+	if err := s.c.opts.Gate.ReleaseLock(ctx, s.scope, id); err != nil && !errors.Is(err, state.ErrLocked) {
+		fmt.Fprintf(s.run.Output(), "terrace: remove the state lock %s that the run left: %v\n", id, err)
+	}
+}
+
 // releaseOwnLock removes the state lock of an interrupted run. None of its processes
 // lives, so the lock protects nothing; a lock with another identifier is somebody
 // else's and stays.
