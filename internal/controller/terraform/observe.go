@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -37,6 +38,10 @@ func (c *Controller) checkHealth(ctx context.Context, cy *cycle) (time.Duration,
 	tf := cy.tf
 	if len(tf.Spec.HealthChecks) == 0 {
 		unmark(tf, infra.ConditionHealthCheck)
+		if readyReason(tf) == infra.ReasonHealthChecksFailed {
+			unmark(tf, infra.ConditionReady)
+			c.rederive(cy)
+		}
 		return 0, nil
 	}
 	if tf.Status.LastAppliedRevision == "" || tf.Spec.Destroy || tf.Status.RunningID != "" || !(isReady(tf) || readyReason(tf) == infra.ReasonHealthChecksFailed) {
@@ -91,6 +96,10 @@ func healthDigest(tf *infra.Terraform) string {
 	h := sha256.New()
 	_ = json.NewEncoder(h).Encode(tf.Spec.HealthChecks)
 	fmt.Fprint(h, tf.Status.Plan.LastApplied, tf.Status.LastAppliedRevision)
+	// The same plan can be applied again, when it repairs the same drift.
+	if a := apimeta.FindStatusCondition(tf.Status.Conditions, infra.ConditionApply); a != nil {
+		fmt.Fprint(h, a.LastTransitionTime.Unix())
+	}
 	return hex.EncodeToString(h.Sum(nil))[:12]
 }
 
