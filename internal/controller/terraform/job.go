@@ -41,7 +41,7 @@ func (j *job) masked(err error) error {
 type job struct {
 	attempt
 	unit   run.Unit
-	tf     *infra.Terraform // as it was; read only
+	tf     *infra.Terraform // as it was when the run was queued; read only
 	reach  *workdir.Reach
 	config string // digest of the configuration files
 	inputs *inputs
@@ -52,7 +52,9 @@ type job struct {
 }
 
 func (c *Controller) newJob(cy *cycle, in *inputs) *job {
-	tf := cy.base.DeepCopy()
+	// With what this reconcile has recorded so far: after an apply that was interrupted,
+	// the plan that follows in the same reconcile has to read the outputs again.
+	tf := cy.tf.DeepCopy()
 	return &job{
 		attempt: attempt{
 			revision:    cy.artifact.Revision,
