@@ -271,7 +271,7 @@ func (e *Executor) Cancel(u Unit, reason string) bool {
 func (e *Executor) unqueue(en *entry, err error) Observation {
 	now := e.opts.Clock.Now()
 	e.queue.remove(en)
-	en.state.Phase, en.state.Since, en.state.Err = Done, now, err
+	en.state.Phase, en.state.Since, en.state.Result, en.state.Err = Done, now, en.job.Result, err
 	return Observation{Unit: en.job.Unit, Kind: en.job.Kind, Outcome: outcome(err), Waited: now.Sub(en.queued)}
 }
 
@@ -445,6 +445,9 @@ func (e *Executor) execute(ctx context.Context, en *entry, r *Run, timeout time.
 	o := Observation{
 		Unit: en.job.Unit, Kind: en.job.Kind, Run: r.id, Outcome: outcome(err),
 		Waited: r.begun.Sub(en.queued), Took: now.Sub(r.begun),
+	}
+	if result == nil {
+		result = en.job.Result
 	}
 	en.state.Phase, en.state.Since, en.state.Result, en.state.Err = Done, now, result, err
 	en.cancel, en.log = nil, nil

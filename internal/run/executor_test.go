@@ -422,12 +422,14 @@ func TestCancelQueued(t *testing.T) {
 		e := open(t, Options{Concurrency: 1})
 		a, b := unit("x", "a"), unit("x", "b")
 		e.Start(job(a, sleep(time.Hour)))
-		e.Start(job(b, nil2panic(t)))
+		waits := job(b, nil2panic(t))
+		waits.Result = "not done"
+		e.Start(waits)
 		if !e.Cancel(b, "by bob") || e.Cancel(unit("x", "c"), "") {
 			t.Error("cancel: want true for what waits, false for what is not there")
 		}
 		s := mustGet(t, e, b)
-		if s.Phase != Done || s.Err == nil || s.Err.Error() != "cancelled: by bob" {
+		if s.Phase != Done || s.Err == nil || s.Err.Error() != "cancelled: by bob" || s.Result != "not done" {
 			t.Errorf("b: %+v", s)
 		}
 		if diff := cmp.Diff([]string{"b"}, e.changed()); diff != "" {

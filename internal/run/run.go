@@ -80,6 +80,10 @@ type Job struct {
 	// time, with a *CancelledError or *TimedOutError as its cause; Do then ends
 	// what it started and returns. A panic of Do is the run's error.
 	Do func(ctx context.Context, r *Run) (any, error)
+	// Result is State.Result where Do gives none: it panicked, or was never called
+	// because the job was cancelled in the queue or its log could not be opened.
+	// Whoever records the end of the job still knows by it what was to be done.
+	Result any
 }
 
 // State is what is known of the job of a unit.
@@ -93,7 +97,8 @@ type State struct {
 	Position int
 	Step     string    // of a running job; of a finished one the last
 	Since    time.Time // when the phase began
-	// Result is what Do returned; nil unless Done.
+	// Result is what Do returned, or the job's Result if it returned none; nil unless
+	// Done.
 	Result any
 	// Err is what Do returned. Of a run that was cancelled, timed out or
 	// interrupted it matches ErrCancelled, ErrTimedOut or ErrInterrupted, and

@@ -115,6 +115,17 @@ func (c *Controller) startPlan(ctx context.Context, cy *cycle, s step) (status.R
 	if err != nil {
 		return c.inputsFailed(cy, err)
 	}
+	if cy.done != "" {
+		// The executor forgets the run that has just been recorded when another one starts:
+		// the record must not be lost to a conflict after that.
+		done := cy.done
+		if _, err := c.commit(ctx, cy, 0, nil); err != nil {
+			return status.Result{}, err
+		}
+		if cy.done == done {
+			return status.Wait("", "", 0), nil // the write lost a race; the newer object decides
+		}
+	}
 	j := c.newJob(cy, in)
 	kind := run.Plan
 	if s.do == checkDrift {
@@ -175,6 +186,19 @@ func (c *Controller) start(cy *cycle, j *job, kind run.Kind, id string, do doFun
 	u := unitOf(cy.tf)
 	c.memory.setCancelToken(u, cy.tf.Annotations[infra.CancelAnnotation])
 	return c.opts.Runs.Start(run.Job{
-		Unit: u, ID: id, Kind: kind, Timeout: c.opts.RunTimeout, Mask: j.mask, Facts: j.facts(), Do: do,
+		Unit: u, ID: id, Kind: kind, Timeout: c.opts.RunTimeout, Mask: j.mask, Facts: j.facts(), Do: do, Result: undone(j, kind, id),
 	})
+}
+
+// undone is the result of a run that ended before its work began: it was cancelled
+// while it was queued.
+func undone(j *job, kind run.Kind, id string) any {
+	switch {
+	case id == glassID:
+		return &glass{attempt: j.attempt}
+	case kind == run.Apply, kind == run.Destroy:
+		return &applied{attempt: j.attempt, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
+	default:
+		return &planned{attempt: j.attempt, drift: j.drift}
+	}
 }
