@@ -40,6 +40,7 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 	if !controllerutil.ContainsFinalizer(tf, infra.Finalizer) {
 		return ctrl.Result{}, nil
 	}
+	c.closeGlass(unitOf(tf)) // nobody works by hand on what is being taken away
 	res, err := status.Run(ctx, cy, c.awaitDependants, c.awaitRun, c.destroy)
 	if err != nil || !res.IsNext() {
 		switch {
@@ -66,7 +67,11 @@ func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Res
 	var names []string
 	leaving := true // all that depend on it are being deleted too
 	for i := range list.Items {
-		if d := &list.Items[i]; d.UID != tf.UID {
+		d := &list.Items[i]
+		if d.Namespace != tf.Namespace && !c.opts.AllowCrossNamespaceRefs {
+			continue // it may not depend on this one, and so may not hold it up
+		}
+		if d.UID != tf.UID {
 			names = append(names, d.Namespace+"/"+d.Name)
 			leaving = leaving && !d.DeletionTimestamp.IsZero()
 		}
@@ -106,31 +111,44 @@ func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, er
 		return status.Wait("", "", 0), nil // the next process starts this again
 	}
 	cy.done = st.ID
+	if err := c.recordLast(ctx, cy, st); err != nil {
+		unrecord(cy)
+		return status.Result{}, err
+	}
+	return status.Next, nil
+}
+
+// recordLast records how the last run of a unit that is being deleted ended.
+func (c *Controller) recordLast(ctx context.Context, cy *cycle, st run.State) error {
+	tf := cy.tf
 	var intr *run.InterruptedError
 	if errors.As(st.Err, &intr) {
 		tf.Status.RunningID = ""
-		return status.Next, c.releaseOwnLock(ctx, intr.Interruption)
+		return c.releaseOwnLock(ctx, intr.Interruption)
+	}
+	if g, ok := st.Result.(*glass); ok && g.session != nil {
+		g.session.close()
 	}
 	a, isApply := st.Result.(*applied)
 	if !isApply {
-		return status.Next, nil
+		return nil
 	}
 	if !a.onDeletion {
 		_, err := c.recordApply(ctx, cy, a, st.Err)
-		return status.Next, err
+		return err
 	}
 	tf.Status.RunningID = ""
 	if st.Err != nil {
 		now := metav1.NewTime(c.opts.Clock.Now())
 		tf.Status.LastPlanAt = &now
 		c.failed(cy, status.ReasonOf(st.Err, infra.ReasonDestroyFailed), stateTakenAway(st.Err))
-		return status.Next, nil
+		return nil
 	}
 	tf.Status.ReconciliationFailures = 0
 	tf.Status.LastAppliedRevision = ""
 	tf.Status.Plan.LastApplied = destroyedMark
 	cy.event(corev1.EventTypeNormal, infra.ReasonDestroySucceed, "Destroy applied successfully: "+a.revision)
-	return status.Next, nil
+	return nil
 }
 
 // stateTakenAway adds the way out to the error of a destroy in a namespace that is
@@ -142,8 +160,9 @@ func stateTakenAway(err error) error {
 	return fmt.Errorf("%w; the namespace is being deleted and takes the state along: destroy what is left by hand, then set destroyResourcesOnDeletion: false", err)
 }
 
-// destroyedMark in status.plan.lastApplied tells a deletion that was interrupted
-// between the destroy and the end of the object that nothing is left to destroy.
+// destroyedMark in status.plan.lastApplied tells the rest of the deletion that nothing
+// is left to destroy. It is not written: the object goes with the same reconcile, and
+// what is killed before that destroys again, which then finds nothing.
 const destroyedMark = "destroyed"
 
 // destroy removes the unit's resources if the spec asks for it. It needs no source,
@@ -268,7 +287,6 @@ func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error
 	if err := c.opts.Runs.Remove(u); err != nil {
 		return ctrl.Result{}, err
 	}
-	c.closeGlass(u)
 	if err := c.removeDir(cy); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -290,7 +308,6 @@ func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error
 		}
 	}
 	c.memory.forget(u)
-	c.refs.forget(tf.UID)
 	return ctrl.Result{}, nil
 }
 

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
@@ -37,7 +38,7 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 		queued(cy.tf, st)
 		return status.Wait("", "", 0), nil
 	case run.Running:
-		progress(cy.tf, messageOf(st.Kind))
+		progress(cy.tf, messageOf(st))
 		return status.Wait("", "", 0), nil
 	}
 	var cancelled *run.CancelledError
@@ -45,8 +46,24 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 		// Terrace is stopping; the next process starts this again.
 		return status.Wait("", "", 0), nil
 	}
-	cy.done = st.ID
 	log(ctx).Info("run ended", "kind", st.Kind, "run", st.Run, "error", errorText(st.Err))
+	cy.done = st.ID
+	res, err := c.recordEnd(ctx, cy, st)
+	if err != nil {
+		unrecord(cy)
+	}
+	return res, err
+}
+
+// unrecord takes back what this reconcile has recorded of a run, because it could not
+// record all: half a record would be taken for the whole, and the run be forgotten.
+// The next reconcile begins anew with it.
+func unrecord(cy *cycle) {
+	cy.base.DeepCopyInto(cy.tf)
+	cy.done, cy.newOutputs, cy.events = "", false, nil
+}
+
+func (c *Controller) recordEnd(ctx context.Context, cy *cycle, st run.State) (status.Result, error) {
 	var intr *run.InterruptedError
 	if errors.As(st.Err, &intr) {
 		return c.recordInterruption(ctx, cy, intr.Interruption)
@@ -59,7 +76,7 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 	case *glass:
 		return c.recordGlass(cy, result, st.Err)
 	default:
-		// A job always returns its own result; without one nothing is known but the error.
+		// Every job of ours has a result; without one nothing is known but the error.
 		c.failed(cy, infra.ReasonReconciliationFailed, st.Err)
 		return status.Next, nil
 	}
@@ -86,11 +103,13 @@ func queued(tf *infra.Terraform, st run.State) {
 	progress(tf, message)
 }
 
-func messageOf(k run.Kind) string {
-	switch k {
-	case run.Apply:
+func messageOf(st run.State) string {
+	switch {
+	case st.ID == glassID:
+		return infra.MessageInitializing
+	case st.Kind == run.Apply:
 		return infra.MessageApplying
-	case run.Destroy:
+	case st.Kind == run.Destroy:
 		return infra.MessageDeleting
 	default:
 		return infra.MessagePlanning
@@ -150,6 +169,10 @@ type attempt struct {
 func (c *Controller) record(cy *cycle, a *attempt) {
 	st := &cy.tf.Status
 	now := metav1.NewTime(c.opts.Clock.Now())
+	if st.LastPlan != nil && st.LastPlan.InputDigest != a.inputDigest {
+		// However this attempt ended, the plan that waits was made of what is not so any more.
+		st.Plan.Pending, st.Plan.IsDestroyPlan, st.Plan.IsDriftDetectionPlan = "", false, false
+	}
 	st.InputDigest = a.inputDigest
 	st.LastPlanAt = &now
 	st.LastPlannedGeneration = a.generation
@@ -161,18 +184,28 @@ func (c *Controller) record(cy *cycle, a *attempt) {
 	}
 }
 
-// succeeded takes over what every successful attempt leaves besides.
-func (c *Controller) succeeded(cy *cycle, a *attempt) {
+// succeeded takes over what every successful attempt leaves besides, and keeps its
+// artifact for a deletion that comes when the source is gone.
+func (c *Controller) succeeded(ctx context.Context, cy *cycle, a *attempt) error {
 	st := &cy.tf.Status
+	switch err := c.opts.Artifacts.Pin(ctx, pinOf(cy.tf), a.artifact); {
+	case errors.Is(err, artifact.ErrNotFound) && st.Artifact != nil:
+		// The source moved on during the run, and nobody has this artifact any more. The
+		// one before is still kept.
+	case err != nil && !errors.Is(err, artifact.ErrNotFound):
+		return fmt.Errorf("keep artifact %s: %w", a.revision, err)
+	default:
+		st.Artifact = a.artifact
+	}
 	now := metav1.NewTime(c.opts.Clock.Now())
 	st.ReconciliationFailures = 0
 	st.LastPlannedRevision = a.revision
-	st.Artifact = a.artifact
 	st.LastSuccessfulReconcileAt = &now // an apply can end days after its plan
 	due := metav1.NewTime(nextDue(cy.tf, now.Time))
 	st.NextDriftCheckAt = &due
 	st.Lock.Pending = ""
 	unmark(cy.tf, infra.ConditionStateLocked)
+	return nil
 }
 
 // nextDue is one interval later, moved by up to a twentieth of it in a direction
@@ -241,12 +274,11 @@ func (c *Controller) recordPlan(ctx context.Context, cy *cycle, p *planned, err 
 		c.failed(cy, reason, err)
 		return status.Next, nil
 	}
-	c.succeeded(cy, &p.attempt)
+	if err := c.succeeded(ctx, cy, &p.attempt); err != nil {
+		return status.Result{}, err
+	}
 	if p.unlocked != "" {
 		tf.Status.Lock.LastApplied = p.unlocked
-	}
-	if err := c.opts.Artifacts.Pin(ctx, pinOf(tf), p.artifact); err != nil {
-		return status.Result{}, fmt.Errorf("keep artifact %s: %w", p.artifact.Revision, err)
 	}
 	if p.record == nil {
 		return status.Next, c.recordNoChanges(ctx, cy, p)
@@ -334,7 +366,9 @@ func (c *Controller) recordApply(ctx context.Context, cy *cycle, a *applied, err
 		st.InputDigest = a.inputDigest
 		return status.Next, nil
 	}
-	c.succeeded(cy, &a.attempt)
+	if err := c.succeeded(ctx, cy, &a.attempt); err != nil {
+		return status.Result{}, err
+	}
 	st.LastAppliedRevision = a.revision
 	st.Plan.LastApplied = a.planID
 	st.Plan.Pending, st.Plan.IsDestroyPlan, st.Plan.IsDriftDetectionPlan = "", false, false
