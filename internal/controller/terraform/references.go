@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -123,14 +122,17 @@ type references struct {
 	uncached client.Reader
 	key      []byte
 
-	mu      sync.Mutex
-	digests map[types.UID]versionDigest
+	digests *cache[types.UID, versionDigest]
 }
+
+// knownDigests is how many Secrets and ConfigMaps have their digest remembered; of
+// more than that, some are read again.
+const knownDigests = 16384
 
 type versionDigest struct{ version, digest string }
 
 func newReferences(cached, uncached client.Reader, key []byte) *references {
-	return &references{cached: cached, uncached: uncached, key: key, digests: map[types.UID]versionDigest{}}
+	return &references{cached: cached, uncached: uncached, key: key, digests: newCache[types.UID, versionDigest](knownDigests)}
 }
 
 // metadata returns the metadata of a reference from the watch, nil if it does not exist.
@@ -153,10 +155,7 @@ func (r *references) digest(ctx context.Context, ref reference, fetched data) (s
 	if err != nil || m == nil {
 		return "", err
 	}
-	r.mu.Lock()
-	known, ok := r.digests[m.UID]
-	r.mu.Unlock()
-	if ok && known.version == m.ResourceVersion {
+	if known, ok := r.digests.Get(m.UID); ok && known.version == m.ResourceVersion {
 		return known.digest, nil
 	}
 	content, version, uid, err := r.fetch(ctx, ref)
@@ -165,9 +164,7 @@ func (r *references) digest(ctx context.Context, ref reference, fetched data) (s
 	}
 	fetched[ref] = content
 	d := r.sum(content)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.digests[uid] = versionDigest{version, d}
+	r.digests.Add(uid, versionDigest{version, d})
 	return d, nil
 }
 
@@ -209,13 +206,6 @@ func (r *references) sum(content map[string][]byte) string {
 		h.Write(content[k])
 	}
 	return hex.EncodeToString(h.Sum(nil))
-}
-
-// forget drops what is remembered of objects that are gone.
-func (r *references) forget(uid types.UID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.digests, uid)
 }
 
 func (c *Controller) exists(ctx context.Context, ref reference) (bool, error) {
