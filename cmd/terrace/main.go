@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/terrace-dev/terrace/internal/cli"
@@ -28,6 +29,10 @@ var (
 )
 
 func main() {
+	// Kubernetes packages register flags of their own here when they are linked in,
+	// and cobra would offer them with every verb: a --version that is not ours.
+	pflag.CommandLine = pflag.NewFlagSet("terrace", pflag.ContinueOnError)
+
 	// The first signal ends the context, and with it the work, in order. A second
 	// one finds the default handler again and ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -112,6 +112,7 @@ default of "terrace up", is used.`,
   terrace get
   terrace show plan tf/network
   terrace approve tf/network`,
+		Version:       versionLine(a.env.Build),
 		Args:          cobra.ArbitraryArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -122,6 +123,7 @@ default of "terrace up", is used.`,
 			return unknownVerb(cmd, args[0])
 		},
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true})
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

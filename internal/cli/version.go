@@ -24,7 +24,7 @@ func newVersion(a *app) *cobra.Command {
 			case "json", "yaml":
 				return printValue(a.env.Stdout, output, b)
 			case "":
-				_, err := fmt.Fprintf(a.env.Stdout, "terrace %s (commit %s of %s, %s, %s)\n", b.Version, b.Commit, b.Date, b.GoVersion, b.Platform)
+				_, err := fmt.Fprintln(a.env.Stdout, versionLine(b))
 				return err
 			}
 			return usagef(cmd, "-o %s: use json or yaml", output)
@@ -32,4 +32,9 @@ func newVersion(a *app) *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "json or yaml")
 	return cmd
+}
+
+// versionLine is the version in one line, for the verb and for --version.
+func versionLine(b Build) string {
+	return fmt.Sprintf("terrace %s (commit %s of %s, %s, %s)", b.Version, b.Commit, b.Date, b.GoVersion, b.Platform)
 }
