@@ -6,6 +6,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -60,6 +61,9 @@ func (a *app) describe(o object) error {
 	fmt.Fprintln(a.env.Stdout)
 	t := newTable(a.env.Stdout, nil, "CONDITION", "STATUS", "REASON", "MESSAGE")
 	t.print(true, conditionRows(o)...)
+	for _, text := range longMessages(o) {
+		fmt.Fprintf(a.env.Stdout, "\n%s\n", text)
+	}
 	return nil
 }
 
@@ -74,10 +78,29 @@ func printFacts(out io.Writer, facts []fact) {
 	}
 }
 
+// describedConditions are the condition types that a description has, in its order.
+func describedConditions() []string {
+	return []string{"Ready", "Reconciling", "Stalled", infra.ConditionPlan, infra.ConditionApply,
+		infra.ConditionOutput, infra.ConditionHealthCheck, infra.ConditionStateLocked, "Healthy", "ArtifactInStorage", "FetchFailed"}
+}
+
+// longMessages are the messages of which the table shows the first line only,
+// each once: where in which file an error is, stands in the others.
+func longMessages(o object) []string {
+	var long []string
+	for _, kind := range describedConditions() {
+		c, _ := o.condition(kind)
+		text := strings.TrimSpace(c.Message)
+		if strings.Contains(text, "\n") && !slices.Contains(long, text) {
+			long = append(long, text)
+		}
+	}
+	return long
+}
+
 func conditionRows(o object) [][]string {
 	var rows [][]string
-	for _, kind := range []string{"Ready", "Reconciling", "Stalled", infra.ConditionPlan, infra.ConditionApply,
-		infra.ConditionOutput, infra.ConditionHealthCheck, infra.ConditionStateLocked, "Healthy", "ArtifactInStorage", "FetchFailed"} {
+	for _, kind := range describedConditions() {
 		c, ok := o.condition(kind)
 		if !ok && kind != "Ready" {
 			continue
@@ -143,6 +166,12 @@ func planLine(tf *infra.Terraform) string {
 		return ""
 	}
 	line := id + " waits for approval"
+	switch {
+	case tf.Status.RunningID == id:
+		line = id + " is being applied"
+	case tf.Spec.ApprovePlan == infra.ApprovePlanAuto && !tf.Spec.PlanOnly:
+		line = id + " is to be applied"
+	}
 	if p := tf.Status.LastPlan; p != nil && p.ID == id {
 		line += ": " + sentence(p)
 	}
