@@ -44,6 +44,8 @@ type cluster struct {
 	dir string
 }
 
+const noClusterHint = "start a control plane with \"terrace up\", or name one with --kubeconfig or --data-dir"
+
 // connect finds the cluster. It sends no request.
 func (a *app) connect() (*cluster, error) {
 	loading, dir, err := a.loadingRules()
@@ -55,6 +57,9 @@ func (a *app) connect() (*cluster, error) {
 	overrides.Context.Namespace = a.flags.namespace
 	deferred := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading, &overrides)
 	cfg, err := deferred.ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, hintf(errors.New("find the cluster: no kubeconfig that KUBECONFIG names exists, or they are empty"), noClusterHint)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
@@ -97,8 +102,7 @@ func (a *app) loadingRules() (*clientcmd.ClientConfigLoadingRules, string, error
 	if file := filepath.Join(config.DefaultDataDir, "kubeconfig"); exists(file) {
 		return &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, config.DefaultDataDir, nil
 	}
-	return nil, "", hintf(errors.New("find the cluster: there is no kubeconfig"),
-		"start a control plane with \"terrace up\", or name one with --kubeconfig or --data-dir")
+	return nil, "", hintf(errors.New("find the cluster: there is no kubeconfig"), noClusterHint)
 }
 
 // explicitKubeconfig is the file that a flag or TERRACE_DATA_DIR names; empty
