@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -39,6 +40,14 @@ func controller(ctx context.Context, c config.Config) error {
 	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
 	if err != nil {
 		return cli.WithHint(fmt.Errorf("find the cluster: %w", err), "name one with --kubeconfig, or start an embedded one with \"terrace up\"")
+	}
+	// Asked here, because whatever asks first otherwise tells of it in its own terms.
+	api, err := discovery.NewDiscoveryClientForConfig(cluster)
+	if err == nil {
+		_, err = api.ServerVersion()
+	}
+	if err != nil {
+		return cli.WithHint(fmt.Errorf("reach the cluster at %s: %w", cluster.Host, err), "see whether it runs, and whether the kubeconfig is the one you mean")
 	}
 	return server.Run(ctx, c, cluster)
 }
