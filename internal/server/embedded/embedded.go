@@ -66,8 +66,16 @@ func Up(ctx context.Context, cfg config.Config, out io.Writer) (err error) {
 	if err := fill(ctx, cp, cfg, objects); err != nil {
 		return err
 	}
+	// Nobody is told that it is ready before everything is open that may not open:
+	// the port of the server, the key of plans.
+	var srv *server.Server
+	if !cfg.WithoutControllers {
+		if srv, err = server.New(ctx, cfg, cp.RESTConfig()); err != nil {
+			return err
+		}
+	}
 	announce(out, cp, time.Since(begun))
-	return serve(ctx, cp, cfg, out)
+	return serve(ctx, cp, cfg, srv, out)
 }
 
 // fill gives the API what the command line brought along.
@@ -99,8 +107,8 @@ func fill(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config,
 	return a.apply(ctx, []manifest{source})
 }
 
-// serve runs the controllers until ctx ends or a part fails.
-func serve(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config, out io.Writer) error {
+// serve runs the controllers, unless srv is nil, until ctx ends or a part fails.
+func serve(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config, srv *server.Server, out io.Writer) error {
 	g, running := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		select {
@@ -110,10 +118,10 @@ func serve(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config
 			return err
 		}
 	})
-	if cfg.WithoutControllers {
+	if srv == nil {
 		return g.Wait()
 	}
-	g.Go(func() error { return server.Run(running, cfg, cp.RESTConfig()) })
+	g.Go(func() error { return srv.Run(running) })
 	if cfg.Git.URL != "" {
 		g.Go(func() error { return showSource(running, cp.RESTConfig(), cfg.Git, out) })
 	}
