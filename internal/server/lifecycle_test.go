@@ -4,6 +4,7 @@
 package server_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -253,7 +255,7 @@ func (w *world) gadgets(group string) *unstructured.Unstructured {
 		},
 	}
 	must(w.t, w.client.Create(w.ctx(), crd))
-	w.t.Cleanup(func() { _ = w.client.Delete(w.t.Context(), crd) })
+	w.t.Cleanup(func() { _ = w.client.Delete(context.Background(), crd) })
 	if !w.watchCluster(&apiextensionsv1.CustomResourceDefinitionList{}, named(crd.Name), func(o client.Object) bool {
 		return o != nil && slices.ContainsFunc(o.(*apiextensionsv1.CustomResourceDefinition).Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
 			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
@@ -367,6 +369,11 @@ func TestNamespaceIsDeleted(t *testing.T) {
 	w.awaitReady("kept")
 	w.awaitReady("destroyed")
 	must(t, w.client.Delete(w.ctx(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}))
+	// What the namespace controller does in its own time and order, in the worst one.
+	must(t, client.IgnoreNotFound(w.client.Delete(w.ctx(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "lock-tfstate-default-destroyed"}})))
+	for _, name := range []string{"kept", "destroyed"} {
+		must(t, client.IgnoreNotFound(w.client.Delete(w.ctx(), &infra.Terraform{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}})))
+	}
 	w.awaitGone("kept")
 	tf := w.awaitReason("destroyed", infra.ReasonDestroyFailed)
 	if m := readyOf(tf).Message; !strings.Contains(m, "destroyResourcesOnDeletion: false") {

@@ -154,7 +154,8 @@ func (c *Controller) recordLast(ctx context.Context, cy *cycle, st run.State) er
 // stateTakenAway adds the way out to the error of a destroy in a namespace that is
 // being deleted: the state goes with its other Secrets, and no lock can be made there.
 func stateTakenAway(err error) error {
-	if !strings.Contains(err.Error(), "because it is being terminated") {
+	// The tool wraps lines.
+	if !strings.Contains(strings.Join(strings.Fields(err.Error()), " "), "because it is being terminated") {
 		return err
 	}
 	return fmt.Errorf("%w; the namespace is being deleted and takes the state along: destroy what is left by hand, then set destroyResourcesOnDeletion: false", err)
