@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/fluxcd/cli-utils/pkg/kstatus/status"
 	corev1 "k8s.io/api/core/v1"
@@ -196,6 +197,9 @@ func (c *Controller) dependOnObjects(ctx context.Context, cy *cycle) (terrace.Re
 	return terrace.Next, nil
 }
 
+// cacheTimeout bounds the wait for the cache of a kind that a dependency names.
+const cacheTimeout = 5 * time.Second
+
 // objectNotReady says why an object of any kind is not ready, "" when it is. Its
 // kind is watched from now on.
 func (c *Controller) objectNotReady(ctx context.Context, ref graph.Node) (string, error) {
@@ -211,9 +215,17 @@ func (c *Controller) objectNotReady(ctx context.Context, ref graph.Node) (string
 	}
 	obj := &unstructured.Unstructured{}
 	obj.SetGroupVersionKind(gvk)
-	if err := c.opts.Client.Get(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}, obj); apierrors.IsNotFound(err) {
+	// The first look at a kind waits for its cache, which never fills when Terrace may not
+	// list the kind: that must not hold a worker for ever.
+	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
+	defer cancel()
+	err = c.opts.Client.Get(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}, obj)
+	switch {
+	case apierrors.IsNotFound(err):
 		return fmt.Sprintf("dependency '%s' is not ready: it does not exist", ref), nil
-	} else if err != nil {
+	case apierrors.IsTimeout(err):
+		return fmt.Sprintf("dependency '%s' is not ready: objects of kind %s cannot be read yet; Terrace needs to get, list and watch them", ref, ref.Kind), nil
+	case err != nil:
 		return "", err
 	}
 	res, err := status.Compute(obj)
