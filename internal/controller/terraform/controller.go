@@ -225,8 +225,7 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 		if apierrors.IsConflict(err) {
 			return c.retryConflict(err)
 		}
-		notReady(tf, status.ReasonOf(err, infra.ReasonReconciliationFailed), err.Error())
-		cy.event(corev1.EventTypeWarning, status.ReasonOf(err, infra.ReasonReconciliationFailed), cut(err.Error()))
+		broken(cy, err)
 	case res.IsStalled():
 		if r := readyCondition(tf); r == nil || r.Reason != res.Reason || r.Message != cut(res.Message) {
 			cy.event(corev1.EventTypeWarning, res.Reason, res.Message)
@@ -241,7 +240,7 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	}
 	if again, obsErr := c.observe(ctx, cy); obsErr != nil && err == nil {
 		err = obsErr
-		notReady(tf, status.ReasonOf(err, infra.ReasonReconciliationFailed), err.Error())
+		broken(cy, err)
 	} else {
 		requeue = status.Sooner(requeue, again)
 	}
@@ -251,8 +250,19 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	return c.commit(ctx, cy, requeue, err)
 }
 
+// broken says that the reconcile itself failed. It is tried again until it works, and
+// told of once.
+func broken(cy *cycle, err error) {
+	reason, message := status.ReasonOf(err, infra.ReasonReconciliationFailed), err.Error()
+	if r := readyCondition(cy.base); r == nil || r.Reason != reason || r.Message != cut(message) {
+		cy.event(corev1.EventTypeWarning, reason, cut(message))
+	}
+	notReady(cy.tf, reason, message)
+}
+
 // commit writes the status and then does what must only follow the write.
 func (c *Controller) commit(ctx context.Context, cy *cycle, requeue time.Duration, cause error) (ctrl.Result, error) {
+	keepTimes(cy.base, cy.tf)
 	if _, err := c.writer.Patch(ctx, cy.base, cy.tf); err != nil {
 		return c.retryConflict(err)
 	}
