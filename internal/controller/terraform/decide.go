@@ -152,7 +152,8 @@ func decideRetry(tf *infra.Terraform, f facts) step {
 // wants none.
 func driftDue(tf *infra.Terraform) (due time.Time, ok bool) {
 	st := &tf.Status
-	if tf.Spec.DisableDriftDetection || tf.Spec.Destroy || tf.Spec.PlanOnly {
+	// force asks for a plan in every interval, whatever is said of drift.
+	if tf.Spec.DisableDriftDetection && !tf.Spec.Force || tf.Spec.Destroy || tf.Spec.PlanOnly {
 		return time.Time{}, false
 	}
 	if st.NextDriftCheckAt != nil {

@@ -73,6 +73,10 @@ func TestDecide(t *testing.T) {
 			tf.Spec.DisableDriftDetection = true
 			tf.Status.NextDriftCheckAt = at(-time.Hour)
 		}, same, rest, 0},
+		"no drift detection, force": {"force looks in every interval", func(tf *infra.Terraform) {
+			tf.Spec.DisableDriftDetection, tf.Spec.Force = true, true
+			tf.Status.NextDriftCheckAt = at(-time.Hour)
+		}, same, checkDrift, 0},
 		"destroyed": {"a destroyed unit has no drift", func(tf *infra.Terraform) {
 			tf.Spec.Destroy = true
 			tf.Status.NextDriftCheckAt = at(-time.Hour)
