@@ -88,20 +88,21 @@ func Start(ctx context.Context, config Config) (_ *ControlPlane, err error) {
 	if cp.dir, err = openDirectory(config.DataDir, config.clock.Now()); err != nil {
 		return nil, err
 	}
+	var listener net.Listener
 	defer func() {
-		if err != nil {
-			cp.abandon()
+		if err == nil {
+			return
 		}
-	}()
-	listener, err := listen(config.APIAddress)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
+		cp.abandon()
+		// From its start on, the API server closes the listener, and it panics when
+		// somebody else does while it serves.
+		if listener != nil && cp.server == nil {
 			listener.Close()
 		}
 	}()
+	if listener, err = listen(config.APIAddress); err != nil {
+		return nil, err
+	}
 	if err := cp.start(ctx, config, listener); err != nil {
 		return nil, err
 	}
@@ -150,6 +151,9 @@ func (cp *ControlPlane) start(ctx context.Context, config Config, listener net.L
 		return err
 	}
 	if err := waitReady(ctx, cp.RESTConfig(), "/readyz", cp.failed, cp.etcd.failed); err != nil {
+		if ctx.Err() != nil {
+			return err // nothing is wrong with the directory
+		}
 		return startFailure(cp.dir, err)
 	}
 	cp.controllers, err = startControllers(cp.RESTConfig(), tokens, cp.CA(), config.Log.WithName("kubernetes"))

@@ -452,6 +452,40 @@ func helper(dir string) int {
 	}
 }
 
+// TestInterruptedStart has the start end while the API server serves and is not
+// ready: no part of it may take that for a fault.
+func TestInterruptedStart(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	dir := filepath.Join(t.TempDir(), "data")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			// A handshake is answered from the moment on at which the server serves.
+			conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true})
+			if err == nil {
+				conn.Close()
+				return
+			}
+		}
+	}()
+	cp, err := Start(ctx, Config{DataDir: dir, APIAddress: address})
+	if err == nil {
+		mustStop(t, cp)
+		t.Skip("it was ready too soon")
+	}
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("Start: %v, want %v", err, context.Canceled)
+	}
+	mustStop(t, mustStart(t, Config{DataDir: dir, APIAddress: address}))
+}
+
 func TestAnonymous(t *testing.T) {
 	cp := shared(t)
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // the server is ours
