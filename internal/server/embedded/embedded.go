@@ -47,14 +47,14 @@ func Up(ctx context.Context, cfg config.Config, out io.Writer) (err error) {
 	}
 	if !cfg.WithoutControllers {
 		if _, err := tofu.Find(ctx, cfg.Tofu); err != nil {
-			return err
+			return startError(ctx, err)
 		}
 	}
 	cp, err := controlplane.Start(ctx, controlplane.Config{
 		DataDir: cfg.DataDir, APIAddress: cfg.APIAddress, Log: ctrl.Log.WithName("controlplane"),
 	})
 	if err != nil {
-		return err
+		return startError(ctx, err)
 	}
 	defer func() {
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
@@ -64,18 +64,27 @@ func Up(ctx context.Context, cfg config.Config, out io.Writer) (err error) {
 	cfg.DataDir = cp.DataDir()
 
 	if err := fill(ctx, cp, cfg, objects); err != nil {
-		return err
+		return startError(ctx, err)
 	}
 	// Nobody is told that it is ready before everything is open that may not open:
 	// the port of the server, the key of plans.
 	var srv *server.Server
 	if !cfg.WithoutControllers {
 		if srv, err = server.New(ctx, cfg, cp.RESTConfig()); err != nil {
-			return err
+			return startError(ctx, err)
 		}
 	}
 	announce(out, cp, time.Since(begun))
 	return serve(ctx, cp, cfg, srv, out)
+}
+
+// startError is err, or what to say to who ended the start: which step noticed it
+// is of no interest to them.
+func startError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errors.New("start the control plane: interrupted")
+	}
+	return err
 }
 
 // fill gives the API what the command line brought along.
