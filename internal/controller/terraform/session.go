@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -322,9 +323,24 @@ func lockTimeout(tf *infra.Terraform) string {
 // keepErroredState moves a state that could not be written out of the way of the
 // next preparation. It is the only record of what a provider made.
 func (s *session) keepErroredState() error {
-	from := filepath.Join(s.dir.Module(s.job.reach), workdir.ErroredState)
-	err := os.Rename(from, s.erroredState())
-	if err != nil && !os.IsNotExist(err) {
+	var found string
+	// Looked for everywhere: spec.path may be another one by now.
+	err := filepath.WalkDir(s.dir.Path(), func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (path == s.dir.DataDir() || path == s.dir.Home() || path == s.dir.Tmp()):
+			return fs.SkipDir
+		case d.Name() == workdir.ErroredState && path != s.erroredState():
+			found = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if err == nil && found != "" {
+		err = os.Rename(found, s.erroredState())
+	}
+	if err != nil {
 		return status.Failf(infra.ReasonInitFailed, "keep %s: %w", workdir.ErroredState, err)
 	}
 	return nil
