@@ -331,7 +331,7 @@ func (s *session) keepErroredState() error {
 			return err
 		case d.IsDir() && (path == s.dir.DataDir() || path == s.dir.Home() || path == s.dir.Tmp()):
 			return fs.SkipDir
-		case d.Name() == workdir.ErroredState && path != s.erroredState():
+		case d.Name() == workdir.ErroredState && path != s.erroredState() && !s.ofArtifact(path):
 			found = path
 			return fs.SkipAll
 		}
@@ -344,6 +344,14 @@ func (s *session) keepErroredState() error {
 		return status.Failf(infra.ReasonInitFailed, "keep %s: %w", workdir.ErroredState, err)
 	}
 	return nil
+}
+
+// ofArtifact tells that a file came with the artifact, where somebody committed it:
+// it is not what a run of this unit left.
+func (s *session) ofArtifact(path string) bool {
+	return slices.ContainsFunc(s.job.reach.Files, func(f string) bool {
+		return strings.HasSuffix(filepath.ToSlash(path), "/"+f)
+	})
 }
 
 func (s *session) erroredState() string {
