@@ -49,7 +49,7 @@ func (c *Controller) fetch(ctx context.Context, cy *cycle) (status.Result, error
 	case err != nil:
 		return status.Result{}, err
 	case art == nil:
-		return status.Wait(infra.ReasonArtifactFailed, "Source is not ready, artifact not found", 0), nil
+		return status.Wait(infra.ReasonArtifactFailed, fmt.Sprintf("Source is not ready, artifact not found: %s/%s/%s", ref.Kind, namespace, ref.Name), 0), nil
 	}
 	cy.artifact = art
 	if art.Revision != tf.Status.LastAttemptedRevision {
