@@ -161,7 +161,6 @@ type attempt struct {
 	inputDigest string
 	generation  int64
 	requestedAt string
-	at          time.Time
 	inputsBlob  string // sealed inputs, "" if they were not stored anew
 }
 
