@@ -56,6 +56,21 @@ type result struct {
 	revisions  int64 // of etcd: each is one write
 }
 
+// add takes in another measurement of the same phase.
+func (r *result) add(o result) {
+	r.units += o.units
+	r.wall += o.wall
+	r.tofu += o.tofu
+	r.requests.tofu += o.requests.tofu
+	r.revisions += o.revisions
+	for name, n := range o.commands {
+		r.commands[name] += n
+	}
+	for name, d := range o.perCommand {
+		r.perCommand[name] += d
+	}
+}
+
 func (r result) processes() int {
 	n := 0
 	for _, c := range r.commands {

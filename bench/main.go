@@ -82,7 +82,7 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	for _, phase := range []func(context.Context) error{
-		b.rawLocal, b.rawCluster, b.create, b.drift, b.unrelatedCommit, b.oneUnitCommit, b.restart,
+		b.rawLocal, b.rawCluster, b.create, b.drift, b.unrelatedCommit, b.oneUnitCommit, b.restart, b.rawClusterAgain,
 	} {
 		if err := phase(ctx); err != nil {
 			return err
