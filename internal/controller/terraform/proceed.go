@@ -136,12 +136,8 @@ func (c *Controller) startPlan(ctx context.Context, cy *cycle, s step) (status.R
 	if id := lockToBreak(tf); id != "" {
 		mark(tf, infra.ConditionStateLocked, metav1.ConditionFalse, infra.ReasonForceUnlock, "Removing the state lock "+id)
 	}
-	switch st.Phase {
-	case run.Done: // Terrace is stopping: the next process plans
-	case run.Queued:
-		queued(tf, st)
-	default:
-		progress(tf, infra.MessagePlanning)
+	if st.Phase != run.Done { // else Terrace is stopping, and the next process plans
+		underWay(tf, st)
 	}
 	return status.Wait("", "", 0), nil
 }

@@ -33,12 +33,8 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 	if !ok {
 		return c.recover(cy)
 	}
-	switch st.Phase {
-	case run.Queued:
-		queued(cy.tf, st)
-		return status.Wait("", "", 0), nil
-	case run.Running:
-		progress(cy.tf, messageOf(st))
+	if st.Phase != run.Done {
+		underWay(cy.tf, st)
 		return status.Wait("", "", 0), nil
 	}
 	var cancelled *run.CancelledError
@@ -87,6 +83,19 @@ func errorText(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// underWay says what the unit's run does. A drift check of a unit that is Ready says
+// nothing: until it finds something the unit is what its spec asks for, and who waits
+// for it must not see it go and come back at each interval.
+func underWay(tf *infra.Terraform, st run.State) {
+	switch {
+	case st.Kind == run.Drift && isReady(tf):
+	case st.Phase == run.Queued:
+		queued(tf, st)
+	default:
+		progress(tf, messageOf(st))
+	}
 }
 
 // queued says that the unit waits for others, once: the place in the queue is in
