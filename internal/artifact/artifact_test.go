@@ -356,7 +356,7 @@ func TestOrphansOfACrashAreSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = newStore(t, Options{Dir: t.TempDir(), Blobs: shared})
-	a = put(t, s, "r1", "1.tar.gz", sample)
+	put(t, s, "r1", "1.tar.gz", sample)
 	newStore(t, Options{Dir: s.o.Dir, Blobs: shared})
 	if has, _ := shared.Has(t.Context(), d); !has {
 		t.Error("a blob of others was deleted")

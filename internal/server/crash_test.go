@@ -87,7 +87,7 @@ output "id" { value = terraform_data.first.id }
 			}
 		}
 	}()
-	p = w.startProcess()
+	w.startProcess()
 	tf := w.await("u", "Ready again", func(tf *infra.Terraform) bool { return isReady(tf) && tf.Status.RunningID == "" })
 	w.secret("out", nil)
 	if content, _ := os.ReadFile(made); strings.Count(string(content), "x") != 1 {

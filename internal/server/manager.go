@@ -50,6 +50,7 @@ func newManager(cfg config.Config, api *rest.Config) (ctrl.Manager, error) {
 	}
 	opts := ctrl.Options{
 		Scheme:  Scheme(),
+		Logger:  quietLogger(ctrl.Log),
 		Metrics: metricsserver.Options{BindAddress: "0"},
 		// Names are unique in one manager; several managers in one process, as tests have
 		// them, are not a mistake.

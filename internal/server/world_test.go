@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -458,13 +457,6 @@ func condition(tf *infra.Terraform, kind string) metav1.Condition {
 
 func isReady(tf *infra.Terraform) bool {
 	return readyOf(tf).Status == metav1.ConditionTrue && tf.Status.ObservedGeneration == tf.Generation
-}
-
-// stateSerial reads the serial of a unit's state.
-func (w *world) stateSerial(suffix string) string {
-	w.t.Helper()
-	s := w.secret("tfstate-default-"+suffix, nil)
-	return strconv.Itoa(len(s.Data["tfstate"])) + "/" + s.ResourceVersion
 }
 
 // request is one API request that the process under test made.

@@ -264,7 +264,7 @@ func onlyOurLabels(live *corev1.Secret, w *infra.WriteOutputsToSecretSpec) bool 
 				Annotations map[string]any `json:"f:annotations"`
 			} `json:"f:metadata"`
 		}
-		if json.Unmarshal(f.FieldsV1.Raw, &fields) != nil {
+		if json.Unmarshal(f.FieldsV1.GetRawBytes(), &fields) != nil {
 			return false
 		}
 		for k := range fields.Meta.Labels {
