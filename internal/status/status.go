@@ -14,6 +14,9 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 type ending int
@@ -104,5 +107,16 @@ func Sooner(a, b time.Duration) time.Duration {
 		return a
 	default:
 		return b
+	}
+}
+
+// KeepTimes gives a condition that has the status it was read with the time that it
+// had: on the way through a reconcile it may have been another, which nobody has seen,
+// and a time alone is not worth a write.
+func KeepTimes(was, now []metav1.Condition) {
+	for i := range now {
+		if old := apimeta.FindStatusCondition(was, now[i].Type); old != nil && old.Status == now[i].Status {
+			now[i].LastTransitionTime = old.LastTransitionTime
+		}
 	}
 }

@@ -102,3 +102,19 @@ func TestWriterPatchesOnlyDifferencesAndKeepsItsOwnNewest(t *testing.T) {
 		t.Fatalf("an object that is gone is not an error: %v", err)
 	}
 }
+
+func TestKeepTimes(t *testing.T) {
+	then, later := metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+	was := []metav1.Condition{{Type: "Same", Status: "True", LastTransitionTime: then}, {Type: "Moved", Status: "True", LastTransitionTime: then}}
+	now := []metav1.Condition{
+		{Type: "Same", Status: "True", LastTransitionTime: later},
+		{Type: "Moved", Status: "False", LastTransitionTime: later},
+		{Type: "New", Status: "True", LastTransitionTime: later},
+	}
+	KeepTimes(was, now)
+	for i, want := range []metav1.Time{then, later, later} {
+		if !now[i].LastTransitionTime.Equal(&want) {
+			t.Errorf("%s has the time %s, want %s", now[i].Type, now[i].LastTransitionTime, want)
+		}
+	}
+}

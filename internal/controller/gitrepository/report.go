@@ -116,6 +116,7 @@ func (c *Controller) write(ctx context.Context, cy *cycle) error {
 	if at, ok := meta.ReconcileAnnotationValue(cy.obj.Annotations); ok {
 		cy.obj.Status.SetLastHandledReconcileRequest(at)
 	}
+	status.KeepTimes(cy.base.Status.Conditions, cy.obj.Status.Conditions)
 	if _, err := c.writer.Patch(ctx, cy.base, cy.obj); err != nil {
 		return err
 	}

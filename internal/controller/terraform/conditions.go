@@ -29,17 +29,6 @@ func cut(message string) string {
 	return message
 }
 
-// keepTimes gives a condition that is now as it was read the time that it had: on the
-// way through a reconcile it may have been another, which nobody has seen.
-func keepTimes(was, tf *infra.Terraform) {
-	for i := range tf.Status.Conditions {
-		c := &tf.Status.Conditions[i]
-		if old := apimeta.FindStatusCondition(was.Status.Conditions, c.Type); old != nil && old.Status == c.Status {
-			c.LastTransitionTime = old.LastTransitionTime
-		}
-	}
-}
-
 func unmark(tf *infra.Terraform, kinds ...string) {
 	tf.Status.Conditions = slices.DeleteFunc(tf.Status.Conditions, func(c metav1.Condition) bool {
 		return slices.Contains(kinds, c.Type)

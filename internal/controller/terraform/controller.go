@@ -262,7 +262,7 @@ func broken(cy *cycle, err error) {
 
 // commit writes the status and then does what must only follow the write.
 func (c *Controller) commit(ctx context.Context, cy *cycle, requeue time.Duration, cause error) (ctrl.Result, error) {
-	keepTimes(cy.base, cy.tf)
+	status.KeepTimes(cy.base.Status.Conditions, cy.tf.Status.Conditions)
 	if _, err := c.writer.Patch(ctx, cy.base, cy.tf); err != nil {
 		return c.retryConflict(err)
 	}
