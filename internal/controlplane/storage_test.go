@@ -128,7 +128,7 @@ func TestSpace(t *testing.T) {
 // TestQuota fills the database up to its quota. Writes are refused, deletions are
 // not, and after them it accepts writes again by itself.
 func TestQuota(t *testing.T) {
-	cp := mustStart(t, Config{DataDir: filepath.Join(t.TempDir(), "data"), Quota: 24 << 20})
+	cp := mustStart(t, Config{DataDir: filepath.Join(t.TempDir(), "data"), Quota: 48 << 20})
 	defer mustStop(t, cp)
 	cp.cancelBackground()
 	cp.background.Wait()

@@ -173,6 +173,9 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := c.opts.Client.Get(ctx, req.NamespacedName, &cached); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	if c.memory.isReleased(cached.UID) {
+		return ctrl.Result{}, nil
+	}
 	tf := c.writer.Newest(&cached)
 	cy := &cycle{tf: tf, base: tf.DeepCopy(), fetched: data{}, release: func() {}}
 	defer func() { cy.release() }()

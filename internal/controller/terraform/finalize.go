@@ -299,6 +299,7 @@ func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error
 	if _, err := c.writer.PatchMeta(ctx, base, tf); err != nil {
 		return c.retryConflict(err)
 	}
+	c.memory.release(tf.UID)
 	// Only now that the object is gone may go what its deletion could have needed again.
 	if err := c.opts.Artifacts.Unpin(ctx, pinOf(tf)); err != nil {
 		return ctrl.Result{}, err

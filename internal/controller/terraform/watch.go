@@ -173,6 +173,7 @@ func (c *Controller) dependants() handler.EventHandler {
 			tf := e.Object.(*infra.Terraform)
 			wakeOld(dependencies(tf), nil, q)
 			c.writer.Forget(tf.UID)
+			c.memory.gone(tf.UID)
 		},
 	}
 }
