@@ -293,35 +293,48 @@ func (l *loader) env() error {
 
 // sealInputs keeps inputs for a later deletion.
 func (c *Controller) sealInputs(ctx context.Context, in *inputs) (string, error) {
-	content, err := json.Marshal(in)
+	return c.sealJSON(ctx, "inputs", in)
+}
+
+func (c *Controller) unsealInputs(ctx context.Context, d string) (*inputs, error) {
+	var in inputs
+	if err := c.unsealJSON(ctx, "kept inputs", d, &in); err != nil {
+		return nil, err
+	}
+	return &in, nil
+}
+
+// sealJSON stores a value encrypted and returns the digest by which unsealJSON finds it.
+func (c *Controller) sealJSON(ctx context.Context, what string, v any) (string, error) {
+	content, err := json.Marshal(v)
 	if err != nil {
-		return "", fmt.Errorf("encode inputs: %w", err)
+		return "", fmt.Errorf("encode %s: %w", what, err)
 	}
 	d, _, err := c.opts.Blobs.Seal(ctx, bytes.NewReader(content))
 	if err != nil {
-		return "", fmt.Errorf("store inputs: %w", err)
+		return "", fmt.Errorf("store %s: %w", what, err)
 	}
 	return d.String(), nil
 }
 
-func (c *Controller) unsealInputs(ctx context.Context, d string) (*inputs, error) {
+// unsealJSON reads back a value. The error is blob.ErrNotFound when it is not stored.
+func (c *Controller) unsealJSON(ctx context.Context, what, d string, v any) error {
 	if d == "" {
-		return nil, blob.ErrNotFound
+		return blob.ErrNotFound
 	}
 	r, err := c.opts.Blobs.Unseal(ctx, digest.Digest(d))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer r.Close()
 	content, err := io.ReadAll(r)
 	if err != nil {
-		return nil, fmt.Errorf("read kept inputs: %w", err)
+		return fmt.Errorf("read %s: %w", what, err)
 	}
-	var in inputs
-	if err := json.Unmarshal(content, &in); err != nil {
-		return nil, fmt.Errorf("decode kept inputs: %w", err)
+	if err := json.Unmarshal(content, v); err != nil {
+		return fmt.Errorf("decode %s: %w", what, err)
 	}
-	return &in, nil
+	return nil
 }
 
 // unusedFields are the fields about the runner pod that a run in a process has no

@@ -9,12 +9,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
 
-	"github.com/opencontainers/go-digest"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,40 +45,27 @@ func (c *Controller) takeOutputs(ctx context.Context, cy *cycle, out outputs) er
 	if tf.Spec.WriteOutputsToSecret == nil && len(tf.Spec.HealthChecks) == 0 {
 		return nil
 	}
-	content, err := json.Marshal(out)
+	d, err := c.sealJSON(ctx, "outputs", out)
 	if err != nil {
-		return fmt.Errorf("encode outputs: %w", err)
-	}
-	d, _, err := c.opts.Blobs.Seal(ctx, bytes.NewReader(content))
-	if err != nil {
-		return fmt.Errorf("store outputs: %w", err)
+		return err
 	}
 	name := ""
 	if old := tf.Status.Outputs; old != nil {
 		name = old.SecretName // what was written stays known until it is removed
 	}
-	tf.Status.Outputs = &infra.OutputsStatus{SecretName: name, Digest: d.String()}
+	tf.Status.Outputs = &infra.OutputsStatus{SecretName: name, Digest: d}
 	cy.newOutputs = true
 	return nil
 }
 
 // loadOutputs reads back what takeOutputs stored.
 func (c *Controller) loadOutputs(ctx context.Context, tf *infra.Terraform) (outputs, error) {
-	if tf.Status.Outputs == nil || tf.Status.Outputs.Digest == "" {
+	if tf.Status.Outputs == nil {
 		return nil, blob.ErrNotFound
 	}
-	r, err := c.opts.Blobs.Unseal(ctx, digest.Digest(tf.Status.Outputs.Digest))
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
-	content, err := io.ReadAll(r)
-	if err != nil {
-		return nil, fmt.Errorf("read outputs: %w", err)
-	}
 	var out outputs
-	if err := json.Unmarshal(content, &out); err != nil {
-		return nil, fmt.Errorf("decode outputs: %w", err)
+	if err := c.unsealJSON(ctx, "outputs", tf.Status.Outputs.Digest, &out); err != nil {
+		return nil, err
 	}
 	return out, nil
 }
