@@ -259,8 +259,18 @@ func TestTokenSecret(t *testing.T) {
 		}
 		return token != ""
 	})
-	if _, err := client(t, bearer(cp, token)).Discovery().ServerVersion(); err != nil {
-		t.Errorf("use the token: %v", err)
+	// The API server looks the Secret up in a cache of its own, which may lag.
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	bearer := client(t, bearer(cp, token)).Discovery()
+	for {
+		_, err := bearer.ServerVersion()
+		if err == nil {
+			return
+		}
+		if ctx.Err() != nil || !apierrors.IsUnauthorized(err) {
+			t.Fatalf("use the token: %v", err)
+		}
 	}
 }
 

@@ -148,7 +148,7 @@ func TestQuota(t *testing.T) {
 			break
 		}
 	}
-	if !errors.Is(cp.Health(), ErrStorageFull) || !strings.Contains(cp.Health().Error(), "its quota is 24 MiB") {
+	if !errors.Is(cp.Health(), ErrStorageFull) || !strings.Contains(cp.Health().Error(), "its quota is 48 MiB") {
 		t.Errorf("health: %v", cp.Health())
 	}
 	if err := c.CoreV1().ConfigMaps("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "filling"}); err != nil {
@@ -161,7 +161,7 @@ func TestQuota(t *testing.T) {
 	if err := fill(t.Context(), c, 1); err != nil {
 		t.Errorf("write after deletion: %v", err)
 	}
-	if size := s.server.Backend().Size(); size > 12<<20 {
+	if size := s.server.Backend().Size(); size > 24<<20 {
 		t.Errorf("the database still has %d bytes", size)
 	}
 }
