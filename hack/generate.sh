@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The Terrace Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/generate.sh writes the deep copies of our kinds and the CRDs of our kinds
-# and of Flux's sources. controller-gen has a module of its own: its dependencies
-# do not enter Terrace's.
+# hack/generate.sh writes the deep copies of our kinds and the CRDs of our kinds,
+# of Flux's sources and of its Kustomization. controller-gen has a module of its
+# own: its dependencies do not enter Terrace's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,10 +20,12 @@ crds=$(mktemp -d)
 trap 'rm -rf "$crds"' EXIT
 "$gen" crd paths=./api/infra/... output:crd:dir="$crds"
 "$gen" crd paths=github.com/fluxcd/source-controller/api/v1 output:crd:dir="$crds"
+"$gen" crd paths=github.com/fluxcd/kustomize-controller/api/v1 output:crd:dir="$crds"
 
 # The kinds that Terrace has a controller for, or reads artifacts of.
 for crd in \
 	infra.contrib.fluxcd.io_terraforms \
+	kustomize.toolkit.fluxcd.io_kustomizations \
 	source.toolkit.fluxcd.io_gitrepositories \
 	source.toolkit.fluxcd.io_ocirepositories \
 	source.toolkit.fluxcd.io_buckets \

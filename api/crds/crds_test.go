@@ -50,6 +50,7 @@ func TestAll(t *testing.T) {
 	}
 	want := []string{
 		"terraforms.infra.contrib.fluxcd.io",
+		"kustomizations.kustomize.toolkit.fluxcd.io",
 		"buckets.source.toolkit.fluxcd.io",
 		"externalartifacts.source.toolkit.fluxcd.io",
 		"gitrepositories.source.toolkit.fluxcd.io",
@@ -197,6 +198,66 @@ func TestEveryFieldIsKept(t *testing.T) {
 	}
 }
 
+// TestKustomization holds what Flux's tools rely on in the CRD, beside its schema.
+func TestKustomization(t *testing.T) {
+	crd := definition(t, "Kustomization")
+	type facts struct {
+		Annotation             string
+		Categories, ShortNames []string
+		Columns, Versions      []string
+	}
+	got := facts{
+		Annotation: crd.Annotations["kustomize.toolkit.fluxcd.io/substitute"],
+		Categories: crd.Spec.Names.Categories, ShortNames: crd.Spec.Names.ShortNames,
+	}
+	for _, v := range crd.Spec.Versions {
+		got.Versions = append(got.Versions, v.Name)
+		for _, c := range v.AdditionalPrinterColumns {
+			got.Columns = append(got.Columns, c.Name)
+		}
+	}
+	want := facts{
+		Annotation: "disabled", Categories: []string{"all", "fluxcd", "fluxcd-appliers"}, ShortNames: []string{"ks"},
+		Columns: []string{"Age", "Ready", "Status"}, Versions: []string{"v1"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want, +got:\n%s", diff)
+	}
+
+	smallest := parse(t, []byte(`{apiVersion: kustomize.toolkit.fluxcd.io/v1, kind: Kustomization, metadata: {name: a, namespace: a},
+spec: {interval: 10m, prune: true, sourceRef: {kind: GitRepository, name: a}}}`))
+	if err := admitTo(t, crd, "v1", smallest); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(any(map[string]any{"observedGeneration": int64(-1)}), smallest["status"]); diff != "" {
+		t.Errorf("a new object must not look reconciled to a tool that waits for it (-want +got):\n%s", diff)
+	}
+
+	refused := map[string]struct {
+		reason string
+		spec   string
+	}{
+		"NoSource":   {"There is nothing to apply.", `{interval: 10m, prune: true}`},
+		"NoPrune":    {"Whether things are deleted is not left to a default.", `{interval: 10m, sourceRef: {kind: Bucket, name: a}}`},
+		"SourceKind": {"No controller would ever answer.", `{interval: 10m, prune: true, sourceRef: {kind: HelmRepository, name: a}}`},
+		"Interval":   {"A duration that Go cannot parse fails every list of the kind.", `{interval: 10 minutes, prune: true, sourceRef: {kind: Bucket, name: a}}`},
+		"Deletion":   {"Flux's enumeration.", `{interval: 10m, prune: true, deletionPolicy: Keep, sourceRef: {kind: Bucket, name: a}}`},
+	}
+	for name, tc := range refused {
+		t.Run(name, func(t *testing.T) {
+			obj := map[string]any{
+				"apiVersion": "kustomize.toolkit.fluxcd.io/v1",
+				"kind":       "Kustomization",
+				"metadata":   map[string]any{"name": "a", "namespace": "a"},
+				"spec":       parse(t, []byte(tc.spec)),
+			}
+			if err := admitTo(t, crd, "v1", obj); err == nil {
+				t.Errorf("%s\n%s is accepted", tc.reason, tc.spec)
+			}
+		})
+	}
+}
+
 func TestRefused(t *testing.T) {
 	cases := map[string]struct {
 		reason string
@@ -253,23 +314,34 @@ func TestDurations(t *testing.T) {
 
 func terraforms(t *testing.T) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
+	return definition(t, v1alpha2.TerraformKind)
+}
+
+func definition(t *testing.T, kind string) *apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
 	all, err := All()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, crd := range all {
-		if crd.Spec.Names.Kind == v1alpha2.TerraformKind {
+		if crd.Spec.Names.Kind == kind {
 			return crd
 		}
 	}
-	t.Fatal("no CRD of kind Terraform")
+	t.Fatalf("no CRD of kind %s", kind)
 	return nil
 }
 
-// admit does to obj what the API server does on create: prune, default, validate.
+// admit does to a Terraform what the API server does on create.
 func admit(t *testing.T, version string, obj map[string]any) error {
 	t.Helper()
-	for _, v := range terraforms(t).Spec.Versions {
+	return admitTo(t, terraforms(t), version, obj)
+}
+
+// admitTo does to obj what the API server does on create: prune, default, validate.
+func admitTo(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, version string, obj map[string]any) error {
+	t.Helper()
+	for _, v := range crd.Spec.Versions {
 		if v.Name != version {
 			continue
 		}

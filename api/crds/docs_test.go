@@ -53,6 +53,37 @@ func TestTerraformIsDocumented(t *testing.T) {
 	}
 }
 
+// TestKustomizationIsDocumented looks for every field, and every annotation and
+// reason of Terrace's own, in the page that describes a Kustomization.
+func TestKustomizationIsDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/spec/kustomization.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(data)
+	words := map[string]bool{}
+	for _, v := range definition(t, "Kustomization").Spec.Versions {
+		for _, part := range []string{"spec", "status"} {
+			for field, schema := range v.Schema.OpenAPIV3Schema.Properties[part].Properties {
+				words[field] = true
+				for _, value := range schema.Enum {
+					words[strings.Trim(string(value.Raw), `"`)] = true
+				}
+			}
+		}
+	}
+	for name, value := range constants(t, "../v1alpha1/names.go") {
+		if strings.HasPrefix(name, "Reason") || strings.HasSuffix(name, "Annotation") {
+			words[value] = true
+		}
+	}
+	for _, w := range slices.Sorted(maps.Keys(words)) {
+		if !strings.Contains(page, "`"+w) && !strings.Contains(page, "."+w) {
+			t.Errorf("docs/spec/kustomization.md does not speak of %s", w)
+		}
+	}
+}
+
 // constants returns the string constants that files declare with a literal.
 func constants(t *testing.T, files ...string) map[string]string {
 	t.Helper()

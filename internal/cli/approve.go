@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os/user"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -43,18 +44,23 @@ func newApprove(a *app) *cobra.Command {
 
 With --plan the approval is for that plan and no other. Without it the plan is
 shown and you are asked. When the pending plan changes meanwhile, nothing is
-approved.`,
+approved.
+
+A Kustomization waits when its annotation terrace.dev/approve is "manual", and when a
+revision would prune more of it than --prune-limit of the server allows; then it is
+that revision which is approved.`,
 		Example: `  terrace approve tf/network
   terrace approve tf/network --plan plan-main-0123456789 --wait
-  terrace approve tf/network --yes`,
+  terrace approve tf/network --yes
+  terrace approve ks/apps`,
 		Args:              exactly("UNIT"),
-		ValidArgsFunction: a.unitArg([]kind{terraform}),
+		ValidArgsFunction: a.unitArg(planned),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.approve(cmd, o, args[0])
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.plan, "plan", "", "id of the plan to approve")
+	fs.StringVar(&o.plan, "plan", "", "id of the plan, or the revision, to approve")
 	fs.BoolVarP(&o.yes, "yes", "y", false, "approve the pending plan without showing it and asking")
 	fs.BoolVar(&o.wait, "wait", false, "wait until it has been applied")
 	fs.DurationVar(&o.timeout, "timeout", defaultTimeout, "longest time to wait")
@@ -63,19 +69,21 @@ approved.`,
 }
 
 func (a *app) approve(cmd *cobra.Command, opts approveOptions, word string) error {
-	c, o, err := a.target(cmd, word, []kind{terraform})
+	c, o, err := a.target(cmd, word, planned)
 	if err != nil {
 		return err
 	}
 	ctx := cmd.Context()
-	tf, err := approvable(o, opts.plan)
+	p, err := approvable(o, opts.plan)
 	if err != nil {
 		return err
 	}
-	id := tf.Status.Plan.Pending
+	id := p.id
 	if opts.plan == "" && !opts.yes {
-		if a.env.Interactive {
-			if err := a.showPlan(ctx, c, o, tf, opts.server, "text"); err != nil {
+		if p.prune {
+			fmt.Fprintln(a.env.Stdout, p.does)
+		} else if a.env.Interactive {
+			if err := a.showPlan(ctx, c, o, opts.server, "text"); err != nil {
 				return err
 			}
 		}
@@ -87,8 +95,7 @@ func (a *app) approve(cmd *cobra.Command, opts approveOptions, word string) erro
 	if err != nil {
 		return err
 	}
-	approval := merged(
-		map[string]any{"spec": map[string]any{"approvePlan": id}},
+	approval := merged(p.fields,
 		annotations(map[string]any{
 			approvedByAnnotation: who,
 			approvedAtAnnotation: a.env.Now().UTC().Format(time.RFC3339),
@@ -97,10 +104,10 @@ func (a *app) approve(cmd *cobra.Command, opts approveOptions, word string) erro
 	// since the plan was shown; then it is looked at again.
 	_, err = c.patch(ctx, o, approval, true)
 	for tries := 0; apierrors.IsConflict(err) && tries < 5; tries++ {
-		if o, err = c.find(ctx, ref{[]kind{terraform}, o.GetName()}); err != nil {
+		if o, err = c.find(ctx, ref{[]kind{o.Kind}, o.GetName()}); err != nil {
 			return err
 		}
-		if tf, err = approvable(o, id); err != nil {
+		if p, err = approvable(o, id); err != nil {
 			return err
 		}
 		_, err = c.patch(ctx, o, approval, true)
@@ -108,39 +115,67 @@ func (a *app) approve(cmd *cobra.Command, opts approveOptions, word string) erro
 	if err != nil {
 		return err
 	}
-	summary := ""
-	if p := tf.Status.LastPlan; p != nil && p.ID == id {
-		summary = ": " + sentence(p)
-	}
-	fmt.Fprintf(a.env.Stdout, "approved %s of %s%s\n", id, o, summary)
+	fmt.Fprintf(a.env.Stdout, "approved %s\n", strings.TrimSuffix(id+" of "+o.String()+": "+p.does, ": "))
 	if !opts.wait {
 		return nil
 	}
 	return a.awaitApplied(ctx, c, o, id, opts.timeout)
 }
 
+// pending is a plan that can be approved.
+type pending struct {
+	id   string
+	does string // its counts in words; empty when the unit does not say them
+	// prune says that it is no plan but a revision that would prune too much; does
+	// then says how much.
+	prune bool
+	// fields of the unit that approve it
+	fields map[string]any
+}
+
 // approvable checks that the unit waits for an approval, of the plan when one
 // is named.
-func approvable(o object, plan string) (*infra.Terraform, error) {
+func approvable(o object, plan string) (pending, error) {
+	doing := "approve " + o.String()
+	check := approvableTerraform
+	if o.Kind.Name == kustomization.Name {
+		check = approvableKustomization
+	}
+	p, err := check(o, doing)
+	switch {
+	case err != nil:
+		return pending{}, err
+	case p.id == "":
+		again := map[string]string{terraform.Name: "replan", kustomization.Name: "reconcile"}[o.Kind.Name]
+		return pending{}, hintf(fmt.Errorf("%s: no plan is pending", doing), "%q makes one, %q says how far the unit is",
+			"terrace "+again+" "+argument(o), "terrace show "+argument(o))
+	case plan != "" && plan != p.id:
+		if p.prune {
+			return pending{}, fmt.Errorf("%s: the revision that waits is %s, not %s", doing, p.id, plan)
+		}
+		return pending{}, hintf(fmt.Errorf("%s: the pending plan is %s, not %s", doing, p.id, plan),
+			"look at it with %q", "terrace show plan "+argument(o))
+	}
+	return p, nil
+}
+
+func approvableTerraform(o object, doing string) (pending, error) {
 	tf, err := o.terraform()
 	if err != nil {
-		return nil, err
+		return pending{}, err
 	}
-	doing := "approve " + o.String()
-	pending := tf.Status.Plan.Pending
 	switch {
 	case tf.Spec.ApprovePlan == infra.ApprovePlanAuto:
-		return nil, fmt.Errorf("%s: spec.approvePlan is \"auto\": every plan is applied without an approval", doing)
+		return pending{}, fmt.Errorf("%s: spec.approvePlan is \"auto\": every plan is applied without an approval", doing)
 	case tf.Spec.PlanOnly:
-		return nil, fmt.Errorf("%s: spec.planOnly is true: nothing is ever applied", doing)
-	case pending == "":
-		return nil, hintf(fmt.Errorf("%s: no plan is pending", doing), "%q makes one, %q says how far the unit is",
-			"terrace replan tf/"+o.GetName(), "terrace show tf/"+o.GetName())
-	case plan != "" && plan != pending:
-		return nil, hintf(fmt.Errorf("%s: the pending plan is %s, not %s", doing, pending, plan),
-			"look at it with %q", "terrace show plan tf/"+o.GetName())
+		return pending{}, fmt.Errorf("%s: spec.planOnly is true: nothing is ever applied", doing)
 	}
-	return tf, nil
+	id := tf.Status.Plan.Pending
+	p := pending{id: id, fields: map[string]any{"spec": map[string]any{"approvePlan": id}}}
+	if last := tf.Status.LastPlan; last != nil && last.ID == id {
+		p.does = sentence(last)
+	}
+	return p, nil
 }
 
 // whoami is the user as the API server knows them, after the account of this
@@ -167,6 +202,9 @@ func (a *app) awaitApplied(ctx context.Context, c *cluster, o object, id string,
 	defer cancel()
 	doing := "apply " + o.String()
 	last, err := c.until(ctx, o, func(o object) (bool, error) {
+		if o.Kind.Name == kustomization.Name {
+			return appliedKustomization(o)
+		}
 		ready, _ := o.condition("Ready")
 		if o.text("status", "plan", "lastApplied") == id && ready.Status == metav1.ConditionTrue {
 			return true, nil

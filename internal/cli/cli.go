@@ -140,7 +140,7 @@ default of "terrace up", is used.`,
 			root.AddCommand(v)
 		}
 	}
-	see := []*cobra.Command{newGet(a), newTree(a), newShow(a), newEvents(a), newLogs(a), newExport(a)}
+	see := []*cobra.Command{newGet(a), newTree(a), newTrace(a), newShow(a), newBuild(a), newDiff(a), newEvents(a), newLogs(a), newExport(a)}
 	do := []*cobra.Command{newApprove(a), newReplan(a), newReconcile(a), newSuspend(a), newResume(a),
 		newCancel(a), newForceUnlock(a), newBreakGlass(a)}
 	for _, v := range slices.Concat(see, do) {
@@ -168,6 +168,15 @@ default of "terrace up", is used.`,
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// codedError is a failure of a verb that has a code of its own for it.
+type codedError struct {
+	err  error
+	code int
+}
+
+func (e *codedError) Error() string { return e.err.Error() }
+func (e *codedError) Unwrap() error { return e.err }
 
 // usageError is a command line that cannot be understood.
 type usageError struct {
@@ -235,6 +244,10 @@ func (a *app) report(err error) int {
 	}
 	result := ExitFailed
 	var hints []string
+	var withCode *codedError
+	if errors.As(err, &withCode) {
+		result = withCode.code
+	}
 	for _, e := range split(err) {
 		fmt.Fprintf(a.env.Stderr, "terrace: error: %s\n", e)
 		var u *usageError
@@ -262,6 +275,9 @@ func (a *app) report(err error) int {
 
 // split returns the errors that errors.Join joined, or err itself.
 func split(err error) []error {
+	if coded, ok := err.(*codedError); ok {
+		return split(coded.err)
+	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var out []error
 		for _, e := range joined.Unwrap() {

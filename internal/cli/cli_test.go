@@ -62,7 +62,7 @@ func TestUsageErrors(t *testing.T) {
 		"WrongKind": {
 			reason: "a source has no plan",
 			args:   "approve gitrepository/stack",
-			want:   "terrace: error: approve: \"gitrepository\": this verb takes terraform\nterrace: hint: see \"terrace approve --help\"\n",
+			want:   "terrace: error: approve: \"gitrepository\": this verb takes terraform, kustomization\nterrace: hint: see \"terrace approve --help\"\n",
 		},
 		"NotAName": {
 			reason: "three parts are namespace/…, which -n is for",

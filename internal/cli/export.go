@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	terrace "github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 func newExport(a *app) *cobra.Command {
@@ -62,7 +63,7 @@ without what the API server and the verbs of this command added.`,
 // ask for something once, and mean nothing in a manifest.
 var requestAnnotations = []string{
 	infra.ReconcileRequestAnnotation, infra.BreakTheGlassAnnotation, infra.CancelAnnotation,
-	approvedByAnnotation, approvedAtAnnotation,
+	approvedByAnnotation, approvedAtAnnotation, terrace.ApprovedPlanAnnotation, terrace.PruneApprovedAnnotation,
 	"reconcile.fluxcd.io/forceAt", "reconcile.fluxcd.io/resetAt",
 	"kubectl.kubernetes.io/last-applied-configuration",
 }

@@ -41,8 +41,12 @@ var kinds = []kind{
 	{"ExternalArtifact", schema.GroupVersionResource{Group: "source.toolkit.fluxcd.io", Version: "v1", Resource: "externalartifacts"}, []string{"ea"}, source},
 }
 
-// terraform is the kind of which the verbs about plans, runs and locks speak.
-var terraform = kinds[0]
+// terraform is the kind of which the verbs about runs and locks speak, and
+// kustomization the one of which those about objects do.
+var terraform, kustomization = kinds[0], kinds[1]
+
+// planned are the kinds whose plans can be seen and approved.
+var planned = []kind{terraform, kustomization}
 
 func ofRole(r role) []kind {
 	var out []kind

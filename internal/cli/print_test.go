@@ -172,7 +172,7 @@ func TestPrintChange(t *testing.T) {
 }
 
 func TestPrintShow(t *testing.T) {
-	for _, name := range []string{"network", "database", "broken", "app", "stack"} {
+	for _, name := range []string{"network", "database", "broken", "app", "platform", "stack"} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			if err := printing(&out).describe(fixture(t, name)); err != nil {

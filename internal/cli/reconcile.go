@@ -27,6 +27,7 @@ change makes it due. A unit whose inputs have not changed is checked for drift.
 
 With --wait it ends when the unit is ready, waits for an approval, or failed.`,
 		Example: `  terrace reconcile tf/network --with-source --wait
+  terrace reconcile ks/apps --wait --exit-code
   terrace reconcile gitrepository/infra`,
 		Args:              exactly("UNIT or SOURCE"),
 		ValidArgsFunction: a.unitArg(kinds),
@@ -94,6 +95,9 @@ func (c *cluster) sourceObject(cmd *cobra.Command, o object) (object, error) {
 		return object{}, usagef(cmd, "--with-source: %s is a source itself", o)
 	}
 	k, ok := kindOf(o.text("spec", "sourceRef", "kind"))
+	if ok && k.Name == "ExternalArtifact" {
+		return object{}, usagef(cmd, "--with-source: the source of %s is an ExternalArtifact, which somebody else writes", o)
+	}
 	if !ok || k.Role != source {
 		return object{}, fmt.Errorf("reconcile %s: its source is a %q, which has no reconcile", o, o.text("spec", "sourceRef", "kind"))
 	}

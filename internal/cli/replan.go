@@ -23,13 +23,16 @@ func newReplan(a *app) *cobra.Command {
 		Use:   "replan UNIT",
 		Short: "Drop the pending plan and make a new one",
 		Long: `Forget the pending plan of a unit and what it was made from, and plan again. An
-approval of the old plan holds for the new one when the content is the same.`,
+approval of the old plan holds for the new one when the content is the same. A
+Kustomization keeps no plan that could be dropped: it is compared with the live
+objects again.`,
 		Example: `  terrace replan tf/network --wait
+  terrace replan ks/apps --wait
   terrace show plan tf/network`,
 		Args:              exactly("UNIT"),
-		ValidArgsFunction: a.unitArg([]kind{terraform}),
+		ValidArgsFunction: a.unitArg(planned),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, o, err := a.target(cmd, args[0], []kind{terraform})
+			c, o, err := a.target(cmd, args[0], planned)
 			if err != nil {
 				return err
 			}
@@ -56,6 +59,10 @@ approval of the old plan holds for the new one when the content is the same.`,
 // replan clears what says that the unit is planned, as the Terraform
 // Controller's tfctl does, then requests a reconcile.
 func (c *cluster) replan(ctx context.Context, o object, token string) (object, error) {
+	request := annotations(map[string]any{infra.ReconcileRequestAnnotation: token})
+	if o.Kind.Name != terraform.Name {
+		return c.patch(ctx, o, request, false)
+	}
 	for tries := 0; ; tries++ {
 		fields, err := unplanned(o)
 		if err != nil {
@@ -72,7 +79,7 @@ func (c *cluster) replan(ctx context.Context, o object, token string) (object, e
 			return o, err
 		}
 	}
-	return c.patch(ctx, o, annotations(map[string]any{infra.ReconcileRequestAnnotation: token}), false)
+	return c.patch(ctx, o, request, false)
 }
 
 // unplanned is the status patch that takes a unit's plan away.

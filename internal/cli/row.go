@@ -5,6 +5,7 @@ package cli
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -61,7 +62,8 @@ func (l layout) row(o object, now time.Time) []string {
 	}
 	r = append(r, revision(o, l.wide), string(ready.Status))
 	if l.role == unit {
-		r = append(r, orNone(o.text("status", "plan", "pending")))
+		plan, _ := pendingPlan(o)
+		r = append(r, orNone(plan))
 	}
 	if l.wide {
 		if l.role == unit {
@@ -125,6 +127,9 @@ func shortRevision(r string) string {
 
 // changes are the counts of the pending plan.
 func changes(o object) string {
+	if _, does := pendingPlan(o); does != "" {
+		return countsOf(does)
+	}
 	if o.Kind.Name != terraform.Name || o.text("status", "plan", "pending") == "" {
 		return none
 	}
@@ -138,6 +143,19 @@ func changes(o object) string {
 // counts are a plan's changes in short: a replaced resource is both added and destroyed.
 func counts(p *infra.PlanRecord) string {
 	return fmt.Sprintf("+%d ~%d -%d", p.Create+p.Replace, p.Update, p.Delete+p.Replace)
+}
+
+// sentenceOfCounts is what a plan does, as a message says it.
+var sentenceOfCounts = regexp.MustCompile(`(\d+) to add, (\d+) to change, (\d+) to destroy`)
+
+// countsOf puts what a message says of a plan's changes in short; it is none when
+// the message counts nothing.
+func countsOf(does string) string {
+	m := sentenceOfCounts.FindStringSubmatch(does)
+	if m == nil {
+		return none
+	}
+	return fmt.Sprintf("+%s ~%s -%s", m[1], m[2], m[3])
 }
 
 // sourceOf names the source of a unit: "GitRepository/infra".

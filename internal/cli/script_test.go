@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -21,16 +22,21 @@ import (
 	"testing"
 	"time"
 
+	gogit "github.com/go-git/go-git/v5"
+	"github.com/go-git/go-git/v5/plumbing"
+	gitobject "github.com/go-git/go-git/v5/plumbing/object"
 	"github.com/rogpeppe/go-internal/testscript"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/testenv"
 )
 
@@ -43,7 +49,8 @@ const patience = 2 * time.Minute
 // commands of testscript they have:
 //
 //	objects FILE             creates the objects of the file, with their status
-//	status NAME FILE         merges the file into the status of a Terraform
+//	status NAME FILE         merges the file into the status of a Terraform, or of a
+//	                         Kustomization when NAME is ks/…
 //	handle NAME FILE         the same once a reconcile is requested, as its answer
 //	approved NAME FILE       the same once its plan is approved
 //	serve                    serves the files of $WORK/server as a Terrace server
@@ -51,6 +58,11 @@ const patience = 2 * time.Minute
 //	                         runs terrace, waits for a line that matches SEEN, merges
 //	                         the file into the status, waits for THEN, interrupts
 //	ready DIR                waits for the control plane of the directory
+//	applied FILE UNIT        applies the objects of the file as a Kustomization's
+//	artifact NAME DIR        serves a GitRepository of the directory, and its artifact
+//	commit DIR               makes the directory a Git repository with one commit, HASH
+//	owned KIND NAME OWNER NAME
+//	                         makes an object of group apps the owner of another
 func TestScripts(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -79,6 +91,10 @@ func TestScripts(t *testing.T) {
 			"serve":    command((*script).serve),
 			"watch":    command((*script).watch),
 			"ready":    command((*script).ready),
+			"applied":  command((*script).applied),
+			"artifact": command((*script).artifact),
+			"commit":   command((*script).commit),
+			"owned":    command((*script).owned),
 		},
 	})
 }
@@ -118,25 +134,43 @@ func (s *script) of(u *unstructured.Unstructured) dynamic.ResourceInterface {
 	return s.client.Resource(resource).Namespace(s.namespace)
 }
 
-func (s *script) terraforms() dynamic.ResourceInterface {
+// units are the objects that a name of a script is one of, and the name alone:
+// Terraforms, or Kustomizations when it begins with ks/.
+func (s *script) units(word string) (dynamic.ResourceInterface, string) {
 	u := &unstructured.Unstructured{}
 	u.SetAPIVersion("infra.contrib.fluxcd.io/v1alpha2")
 	u.SetKind("Terraform")
-	return s.of(u)
+	name, isKustomization := strings.CutPrefix(word, "ks/")
+	if isKustomization {
+		u.SetAPIVersion("kustomize.toolkit.fluxcd.io/v1")
+		u.SetKind("Kustomization")
+	}
+	return s.of(u), name
 }
 
-func (s *script) objects(ts *testscript.TestScript, args []string) error {
-	documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(ts.ReadFile(args[0])), 4096)
+// manifests reads the objects of a file.
+func manifests(ts *testscript.TestScript, file string) (all []*unstructured.Unstructured, err error) {
+	documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(ts.ReadFile(file)), 4096)
 	for {
 		var raw json.RawMessage
 		err := documents.Decode(&raw)
 		if errors.Is(err, io.EOF) {
-			return nil
+			return all, nil
 		}
 		u := &unstructured.Unstructured{}
 		if err = errors.Join(err, u.UnmarshalJSON(raw)); err != nil {
-			return err
+			return nil, err
 		}
+		all = append(all, u)
+	}
+}
+
+func (s *script) objects(ts *testscript.TestScript, args []string) error {
+	all, err := manifests(ts, args[0])
+	if err != nil {
+		return err
+	}
+	for _, u := range all {
 		created, err := s.of(u).Create(context.Background(), u, metav1.CreateOptions{})
 		if err != nil {
 			return err
@@ -150,14 +184,65 @@ func (s *script) objects(ts *testscript.TestScript, args []string) error {
 			return err
 		}
 	}
+	return nil
+}
+
+func (s *script) applied(ts *testscript.TestScript, args []string) error {
+	all, err := manifests(ts, args[0])
+	if err != nil {
+		return err
+	}
+	for _, u := range all {
+		u.SetNamespace(s.namespace)
+		u.SetLabels(map[string]string{
+			"kustomize.toolkit.fluxcd.io/name": args[1], "kustomize.toolkit.fluxcd.io/namespace": s.namespace,
+		})
+		if _, err := s.of(u).Apply(context.Background(), u.GetName(), u, metav1.ApplyOptions{FieldManager: "kustomize-controller"}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *script) artifact(ts *testscript.TestScript, args []string) error {
+	name, dir := args[0], ts.MkAbs(args[1])
+	var store *artifact.Store
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { store.Handler().ServeHTTP(w, r) }))
+	ts.Defer(web.Close)
+	store, err := artifact.NewStore(artifact.Options{Dir: ts.MkAbs("artifacts"), AdvertisedURL: web.URL})
+	if err != nil {
+		return err
+	}
+	owner := artifact.Owner{Kind: "GitRepository", Namespace: s.namespace, Name: name}
+	a, err := store.Archive(context.Background(), owner, "main@sha1:"+ts.Getenv("HASH"), "content.tar.gz", dir, func(name string, _ fs.FileInfo) bool {
+		return name == ".git" || strings.HasSuffix(name, "ignored.yaml")
+	})
+	if err != nil {
+		return err
+	}
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(a)
+	if err != nil {
+		return err
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"interval": "1m", "url": "file://" + dir}}}
+	u.SetAPIVersion("source.toolkit.fluxcd.io/v1")
+	u.SetKind("GitRepository")
+	u.SetName(name)
+	created, err := s.of(u).Create(context.Background(), u, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	created.Object["status"] = map[string]any{"artifact": fields}
+	_, err = s.of(u).UpdateStatus(context.Background(), created, metav1.UpdateOptions{})
+	return err
 }
 
 func (s *script) status(ts *testscript.TestScript, args []string) error {
 	return s.patchStatus(ts, args[0], args[1], nil)
 }
 
-// patchStatus merges the file, and more, into the status of a Terraform.
-func (s *script) patchStatus(ts *testscript.TestScript, name, file string, more map[string]any) error {
+// patchStatus merges the file, and more, into the status of a unit.
+func (s *script) patchStatus(ts *testscript.TestScript, word, file string, more map[string]any) error {
 	status := map[string]any{}
 	if err := yaml.Unmarshal([]byte(ts.ReadFile(file)), &status); err != nil {
 		return err
@@ -169,15 +254,17 @@ func (s *script) patchStatus(ts *testscript.TestScript, name, file string, more 
 	if err != nil {
 		return err
 	}
-	_, err = s.terraforms().Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	units, name := s.units(word)
+	_, err = units.Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
 }
 
-// once waits until ask finds something on the Terraform, and returns that.
-func (s *script) once(name string, ask func(*unstructured.Unstructured) (string, bool)) (*unstructured.Unstructured, string, error) {
+// once waits until ask finds something on the unit, and returns that.
+func (s *script) once(word string, ask func(*unstructured.Unstructured) (string, bool)) (*unstructured.Unstructured, string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	w, err := s.terraforms().Watch(ctx, metav1.ListOptions{
+	units, name := s.units(word)
+	w, err := units.Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
 	})
 	if err != nil {
@@ -191,7 +278,7 @@ func (s *script) once(name string, ask func(*unstructured.Unstructured) (string,
 			}
 		}
 	}
-	return nil, "", fmt.Errorf("%s: nothing was requested", name)
+	return nil, "", fmt.Errorf("%s: nothing was requested", word)
 }
 
 func (s *script) handle(ts *testscript.TestScript, args []string) error {
@@ -210,6 +297,9 @@ func (s *script) handle(ts *testscript.TestScript, args []string) error {
 
 func (s *script) approved(ts *testscript.TestScript, args []string) error {
 	_, _, err := s.once(args[0], func(u *unstructured.Unstructured) (string, bool) {
+		if plan := u.GetAnnotations()["terrace.dev/approved-plan"]; plan != "" {
+			return plan, true
+		}
 		plan, found, _ := unstructured.NestedString(u.Object, "spec", "approvePlan")
 		return plan, found && plan != ""
 	})
@@ -224,8 +314,9 @@ func (s *script) approved(ts *testscript.TestScript, args []string) error {
 func (s *script) serve(ts *testscript.TestScript, _ []string) error {
 	work := ts.Getenv("WORK")
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/units/terraform/"+s.namespace+"/"), "/")
-		name := strings.Join(parts, "-")
+		// /api/v1/units/KIND/NAMESPACE/NAME/WHAT
+		parts := strings.Split(r.URL.Path, "/")
+		name := strings.Join(parts[min(6, len(parts)):], "-")
 		for _, key := range []string{"format", "run"} {
 			if v := r.URL.Query().Get(key); v != "" {
 				name += "-" + v
@@ -314,6 +405,52 @@ func (s *script) ready(ts *testscript.TestScript, args []string) error {
 	}
 }
 
+// commit makes one commit of all that is in the directory, by a fixed author at a
+// fixed time.
+func (s *script) commit(ts *testscript.TestScript, args []string) error {
+	dir := ts.MkAbs(args[0])
+	repo, err := gogit.PlainInitWithOptions(dir, &gogit.PlainInitOptions{
+		InitOptions: gogit.InitOptions{DefaultBranch: plumbing.NewBranchReferenceName("main")},
+	})
+	if err != nil {
+		return err
+	}
+	tree, err := repo.Worktree()
+	if err != nil {
+		return err
+	}
+	if err := tree.AddWithOptions(&gogit.AddOptions{All: true}); err != nil {
+		return err
+	}
+	hash, err := tree.Commit("Add the web server\n\nIt serves.\n", &gogit.CommitOptions{
+		Author: &gitobject.Signature{Name: "Alice", Email: "alice@example.org", When: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)},
+	})
+	ts.Setenv("HASH", hash.String())
+	return err
+}
+
+func (s *script) owned(_ *testscript.TestScript, args []string) error {
+	get := func(kind, name string) (*unstructured.Unstructured, dynamic.ResourceInterface, error) {
+		u := &unstructured.Unstructured{}
+		u.SetAPIVersion("apps/v1")
+		u.SetKind(kind)
+		of := s.of(u)
+		u, err := of.Get(context.Background(), name, metav1.GetOptions{})
+		return u, of, err
+	}
+	owner, _, err := get(args[2], args[3])
+	if err != nil {
+		return err
+	}
+	owned, of, err := get(args[0], args[1])
+	if err != nil {
+		return err
+	}
+	owned.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())})
+	_, err = of.Update(context.Background(), owned, metav1.UpdateOptions{})
+	return err
+}
+
 // serves tells whether the cluster of the kubeconfig serves Terrace's kinds.
 func serves(ctx context.Context, kubeconfig string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -324,6 +461,7 @@ func serves(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	_, err = (&script{client: client}).terraforms().List(ctx, metav1.ListOptions{Limit: 1})
+	units, _ := (&script{client: client}).units("any")
+	_, err = units.List(ctx, metav1.ListOptions{Limit: 1})
 	return err
 }

@@ -10,10 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fluxcd/pkg/apis/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	terrace "github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 // defaultTimeout is how long --wait waits, as with the flux command.
@@ -45,9 +47,11 @@ func settled(o object, token string) outcome {
 	switch {
 	case stalled.Status == metav1.ConditionTrue:
 		return failed
-	case ready.Status == metav1.ConditionUnknown && ready.Reason == infra.ReasonPlannedWithChanges:
+	case ready.Status == metav1.ConditionUnknown && ready.Reason == infra.ReasonPlannedWithChanges,
+		ready.Status != metav1.ConditionTrue && ready.Reason == terrace.ReasonPlanWaiting:
 		return waiting
-	case reconciling.Status == metav1.ConditionTrue:
+	// An attempt that failed and is going to be repeated is over.
+	case reconciling.Status == metav1.ConditionTrue && reconciling.Reason != meta.ProgressingWithRetryReason:
 		return working
 	case ready.Status == metav1.ConditionTrue && observed == o.GetGeneration():
 		return done

@@ -43,6 +43,16 @@ func TestSettled(t *testing.T) {
 			status: `{lastHandledReconcileAt: now, observedGeneration: 2, conditions: [{type: Ready, status: "False", reason: DependencyNotReady}]}`,
 			want:   working,
 		},
+		"ApprovalOfAKustomization": {
+			reason: "the same of a kind that has no condition for its plan",
+			status: `{lastHandledReconcileAt: now, observedGeneration: 1, conditions: [{type: Ready, status: "False", reason: PlanWaiting}, {type: Reconciling, status: "True"}]}`,
+			want:   waiting,
+		},
+		"FailedAndRetried": {
+			reason: "Flux's kinds keep Reconciling while an error is retried",
+			status: `{lastHandledReconcileAt: now, observedGeneration: 1, conditions: [{type: Ready, status: "False", reason: BuildFailed}, {type: Reconciling, status: "True", reason: ProgressingWithRetry}]}`,
+			want:   failed,
+		},
 		"Failed": {
 			reason: "an error ends the wait, although it is retried",
 			status: `{lastHandledReconcileAt: now, observedGeneration: 1, conditions: [{type: Ready, status: "False", reason: TFExecPlanFailed}]}`,

@@ -57,6 +57,13 @@ func (a *app) describe(o object) error {
 		}
 		facts = append(facts, terraformFacts(tf, a.env.Now())...)
 	}
+	if o.Kind.Name == kustomization.Name {
+		more, err := kustomizationFacts(o)
+		if err != nil {
+			return err
+		}
+		facts = append(facts, more...)
+	}
 	printFacts(a.env.Stdout, facts)
 	fmt.Fprintln(a.env.Stdout)
 	t := newTable(a.env.Stdout, nil, "CONDITION", "STATUS", "REASON", "MESSAGE")

@@ -33,28 +33,26 @@ func newShowPlan(a *app) *cobra.Command {
 it, or as JSON. Sensitive values are masked.
 
 The plan is read from the Terrace server; where that is not reachable, from the
-readable plan that spec.storeReadablePlan made the unit keep.`,
+readable plan that spec.storeReadablePlan made a Terraform keep. That of a
+Kustomization is what "terrace diff" shows of what its source fetched.`,
 		Example: `  terrace show plan tf/network
+  terrace show plan ks/apps
   terrace show plan tf/network -o json | jq .resource_changes[].address
   terrace show plan tf/network --exit-code || echo "changes are waiting"`,
 		Args:              exactly("UNIT"),
-		ValidArgsFunction: a.unitArg([]kind{terraform}),
+		ValidArgsFunction: a.unitArg(planned),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "" && output != "text" && output != "json" {
 				return usagef(cmd, "-o %s: use text or json", output)
 			}
-			c, o, err := a.target(cmd, args[0], []kind{terraform})
+			c, o, err := a.target(cmd, args[0], planned)
 			if err != nil {
 				return err
 			}
-			tf, err := o.terraform()
-			if err != nil {
+			if err := a.showPlan(cmd.Context(), c, o, server, output); err != nil {
 				return err
 			}
-			if err := a.showPlan(cmd.Context(), c, o, tf, server, output); err != nil {
-				return err
-			}
-			if useExitCode && tf.Status.Plan.Pending != "" {
+			if id, _ := pendingPlan(o); useExitCode && id != "" {
 				return exitCode(ExitChanges)
 			}
 			return nil
@@ -67,16 +65,26 @@ readable plan that spec.storeReadablePlan made the unit keep.`,
 }
 
 // showPlan prints the unit's plan. What is not the plan itself goes to stderr.
-func (a *app) showPlan(ctx context.Context, c *cluster, o object, tf *infra.Terraform, f serverFlags, format string) error {
-	if tf.Status.Plan.Pending == "" && tf.Status.LastPlan == nil {
-		return hintf(fmt.Errorf("show plan of %s: there is none yet", o), "%q says how far the unit is", "terrace show tf/"+o.GetName())
+func (a *app) showPlan(ctx context.Context, c *cluster, o object, f serverFlags, format string) error {
+	id, _ := pendingPlan(o)
+	if o.Kind.Name == terraform.Name && id == "" && o.text("status", "lastPlan", "id") == "" {
+		return hintf(fmt.Errorf("show plan of %s: there is none yet", o), "%q says how far the unit is", "terrace show "+argument(o))
 	}
-	body, err := a.openPlan(ctx, c, o, tf, f, format)
+	body, err := a.openPlan(ctx, c, o, f, format)
+	// The plan of a Kustomization is made anew at each look, also at this one.
+	if f.url == "" && o.Kind.Name == kustomization.Name && (errors.Is(err, errNoServer) || errors.Is(err, errNotKept)) {
+		ks, err := o.kustomization()
+		if err != nil {
+			return err
+		}
+		_, err = a.compareNow(ctx, &rendering{unit: ks, cluster: c, live: o}, renderFlags{}, format)
+		return err
+	}
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	if tf.Status.Plan.Pending == "" {
+	if id == "" {
 		fmt.Fprintf(a.env.Stderr, "no plan of %s is pending; this is the last one\n", o)
 	}
 	if _, err := io.Copy(a.env.Stdout, body); err != nil {
@@ -86,7 +94,7 @@ func (a *app) showPlan(ctx context.Context, c *cluster, o object, tf *infra.Terr
 }
 
 // openPlan opens the plan where it is kept.
-func (a *app) openPlan(ctx context.Context, c *cluster, o object, tf *infra.Terraform, f serverFlags, format string) (io.ReadCloser, error) {
+func (a *app) openPlan(ctx context.Context, c *cluster, o object, f serverFlags, format string) (io.ReadCloser, error) {
 	if format == "" {
 		format = "text"
 	}
@@ -100,6 +108,13 @@ func (a *app) openPlan(ctx context.Context, c *cluster, o object, tf *infra.Terr
 	// A server that was named is the one that was meant.
 	if f.url != "" || !errors.Is(err, errNoServer) && !errors.Is(err, errNotKept) {
 		return nil, err
+	}
+	if o.Kind.Name != terraform.Name {
+		return nil, err
+	}
+	tf, terr := o.terraform()
+	if terr != nil {
+		return nil, terr
 	}
 	readable, rerr := c.readablePlan(ctx, tf, format)
 	if apierrors.IsNotFound(rerr) {

@@ -18,6 +18,7 @@ func newSuspend(a *app) *cobra.Command {
 		Long: `Set spec.suspend, so that nothing about the units is changed until they are
 resumed. A run that is under way goes on; "terrace cancel" ends it.`,
 		Example: `  terrace suspend tf/network tf/cluster
+  terrace suspend ks/apps gitrepository/fleet
   terrace suspend --all -n staging`,
 		ValidArgsFunction: a.unitsArg,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,29 +16,35 @@ import (
 )
 
 func newTree(a *app) *cobra.Command {
-	var all bool
+	var all, compact bool
 	cmd := &cobra.Command{
 		Use:   "tree [UNIT]",
-		Short: "Show units below what they depend on, with their state",
+		Short: "Show units below what they depend on, down to their objects",
 		Long: `Show each unit below the last of what it depends on, or one unit and all that
 depends on it. What else a unit needs is named beside it. Messages are shown of
-units that are not ready.`,
+units that are not ready.
+
+Of one Kustomization the objects that it has applied are shown too, with their
+health, and below a Kustomization among them its own objects.`,
 		Example: `  terrace tree
-  terrace tree tf/network`,
+  terrace tree tf/network
+  terrace tree ks/apps
+  terrace tree ks/apps --compact`,
 		Args:              atMost(1, "one UNIT"),
 		ValidArgsFunction: a.unitArg(ofRole(unit)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all && len(args) > 0 {
 				return usagef(cmd, "needs UNIT or -A, and not both")
 			}
-			return a.tree(cmd, all, args)
+			return a.tree(cmd, all, compact, args)
 		},
 	}
+	cmd.Flags().BoolVar(&compact, "compact", false, "units only, not their objects")
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "in all namespaces")
 	return cmd
 }
 
-func (a *app) tree(cmd *cobra.Command, all bool, args []string) error {
+func (a *app) tree(cmd *cobra.Command, all, compact bool, args []string) error {
 	var root ref
 	var err error
 	if len(args) > 0 {
@@ -71,6 +78,15 @@ func (a *app) tree(cmd *cobra.Command, all bool, args []string) error {
 			return err
 		}
 		f.keep(node(o))
+		if !compact {
+			m, err := c.mapper()
+			if err != nil {
+				return err
+			}
+			if err := f.expand(cmd.Context(), c, m, o); err != nil {
+				return err
+			}
+		}
 	}
 	t := newTable(a.env.Stdout, a.painter(), "UNIT", "KIND", "LAYER", "REVISION", "READY", "PLAN", "MESSAGE")
 	t.print(true, f.rows()...)
@@ -121,12 +137,15 @@ type forest struct {
 	kept      map[graph.Node]bool
 	namespace string // the one that was listed; empty: all
 	cycles    map[graph.Node]string
+	// applied are the objects of the units that were expanded.
+	applied map[graph.Node][]live
 }
 
 func newForest(found []object, namespace string) (*forest, error) {
 	f := &forest{
 		objects: map[graph.Node]object{}, graph: graph.New(), level: map[graph.Node]int{},
 		kept: map[graph.Node]bool{}, namespace: namespace, cycles: map[graph.Node]string{},
+		applied: map[graph.Node][]live{},
 	}
 	for _, o := range found {
 		n, err := needs(o)
@@ -159,6 +178,38 @@ func (f *forest) keep(n graph.Node) {
 	for _, m := range f.graph.Affected(n) {
 		f.kept[m] = true
 	}
+}
+
+// expand reads the objects of a Kustomization, and of those among them, each once.
+func (f *forest) expand(ctx context.Context, c *cluster, m *kindMapper, o object) error {
+	if _, seen := f.applied[node(o)]; seen || o.Kind.Name != kustomization.Name {
+		return nil
+	}
+	ks, err := o.kustomization()
+	if err != nil {
+		return err
+	}
+	applied, err := c.inventory(ctx, m, ks)
+	if err != nil {
+		return err
+	}
+	f.applied[node(o)] = applied
+	for _, l := range applied {
+		if k, ok := unitOf(l); ok && l.object != nil {
+			child := object{Unstructured: l.object, Kind: k}
+			f.objects[node(child)] = child
+			if err := f.expand(ctx, c, m, child); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// unitOf tells whether an applied object is a unit itself, and of which kind.
+func unitOf(l live) (kind, bool) {
+	k, ok := kindOf(l.id.GroupKind.Kind + "." + l.id.GroupKind.Group)
+	return k, ok && k.Role == unit
 }
 
 // way writes a cycle from its first node back to it.
@@ -207,23 +258,80 @@ func (f *forest) rows() [][]string {
 			roots = append(roots, n)
 		}
 	}
-	var rows [][]string
-	var walk func(n graph.Node, first, rest string, above []graph.Node)
-	walk = func(n graph.Node, first, rest string, above []graph.Node) {
-		rows = append(rows, f.row(n, first, above))
-		above = append(slices.Clone(above), n)
-		for i, c := range children[n] {
-			if i == len(children[n])-1 {
-				walk(c, rest+"└─ ", rest+"   ", above)
-			} else {
-				walk(c, rest+"├─ ", rest+"│  ", above)
+	w := walk{forest: f, children: children, seen: map[graph.Node]bool{}}
+	for _, n := range roots {
+		w.add(n, "", "", nil)
+	}
+	return w.rows
+}
+
+// walk goes through the trees and makes their lines.
+type walk struct {
+	*forest
+	children map[graph.Node][]graph.Node
+	seen     map[graph.Node]bool
+	rows     [][]string
+}
+
+// add makes the lines of a node and of what is below it. first stands in front of
+// its own line, rest in front of those below.
+func (w *walk) add(n graph.Node, first, rest string, above []graph.Node) {
+	row := w.row(n, first, above)
+	if w.seen[n] {
+		row[len(row)-1] = "shown above"
+		w.rows = append(w.rows, row)
+		return
+	}
+	w.seen[n] = true
+	w.rows = append(w.rows, row)
+	above = append(slices.Clone(above), n)
+	// What it has applied comes before what waits for it.
+	var lines []func(first, rest string)
+	for _, l := range w.applied[n] {
+		child, isUnit := w.child(l)
+		lines = append(lines, func(first, rest string) {
+			if isUnit {
+				w.add(child, first, rest, above)
+				return
 			}
+			w.rows = append(w.rows, w.objectRow(l, first))
+		})
+	}
+	for _, child := range w.children[n] {
+		if !w.applies(n, child) {
+			lines = append(lines, func(first, rest string) { w.add(child, first, rest, above) })
 		}
 	}
-	for _, n := range roots {
-		walk(n, "", "", nil)
+	for i, line := range lines {
+		if i == len(lines)-1 {
+			line(rest+"└─ ", rest+"   ")
+		} else {
+			line(rest+"├─ ", rest+"│  ")
+		}
 	}
-	return rows
+}
+
+// applies tells whether a unit is among the objects of another.
+func (f *forest) applies(n, child graph.Node) bool {
+	return slices.ContainsFunc(f.applied[n], func(l live) bool {
+		c, isUnit := f.child(l)
+		return isUnit && c == child
+	})
+}
+
+// child is the node of an applied object that is a unit.
+func (f *forest) child(l live) (graph.Node, bool) {
+	k, ok := unitOf(l)
+	if !ok || l.object == nil {
+		return graph.Node{}, false
+	}
+	return node(object{Unstructured: l.object, Kind: k}), true
+}
+
+// objectRow is the line of an applied object.
+func (f *forest) objectRow(l live, prefix string) []string {
+	text, _, _ := strings.Cut(l.why, "\n")
+	return []string{prefix + l.name(f.namespace), l.id.GroupKind.Kind, none, none, string(l.health), none, text}
 }
 
 // row is the line of a node, below the ones above it.
@@ -243,8 +351,9 @@ func (f *forest) row(n graph.Node, prefix string, above []graph.Node) []string {
 	if c := f.cycles[n]; c != "" {
 		text = c
 	}
+	plan, _ := pendingPlan(o)
 	return []string{prefix + f.name(n), n.Kind, orNone(o.GetLabels()[infra.LayerLabel]), revision(o, false),
-		string(ready.Status), orNone(o.text("status", "plan", "pending")), text}
+		string(ready.Status), orNone(plan), text}
 }
 
 // absent says why nothing is known of a node.

@@ -14,8 +14,8 @@ import (
 	"github.com/terrace-dev/terrace/internal/graph"
 )
 
-// unitsOf makes Terraforms of "name: dependency, dependency"; a dependency with
-// a slash goes into the annotation.
+// unitsOf makes Terraforms of "name: dependency, dependency", and Kustomizations of
+// "ks/name: …"; a dependency with a slash goes into the annotation.
 func unitsOf(t *testing.T, lines ...string) []object {
 	t.Helper()
 	var text strings.Builder
@@ -29,13 +29,17 @@ func unitsOf(t *testing.T, lines ...string) []object {
 				dependsOn = append(dependsOn, "{name: "+d+"}")
 			}
 		}
+		k := terraform
+		if other, ok := strings.CutPrefix(name, "ks/"); ok {
+			k, name = kustomization, other
+		}
 		fmt.Fprintf(&text, `---
-apiVersion: infra.contrib.fluxcd.io/v1alpha2
-kind: Terraform
+apiVersion: %s
+kind: %s
 metadata: {name: %s, namespace: infra, annotations: {terrace.dev/depends-on: %q}}
 spec: {dependsOn: [%s]}
 status: {conditions: [{type: Ready, status: "True", reason: NoDrift, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]}
-`, name, strings.Join(annotated, ","), strings.Join(dependsOn, ","))
+`, k.Resource.GroupVersion(), k.Name, name, strings.Join(annotated, ","), strings.Join(dependsOn, ","))
 	}
 	return parse(t, []byte(text.String()))
 }
@@ -75,6 +79,15 @@ shared/vpc|in another namespace
 b|cycle: a → c → b → a
 c|cycle: a → c → b → a
 d|also needs c
+`,
+		},
+		"AcrossKinds": {
+			reason: "a unit stands below what it needs, of whatever kind that is",
+			units:  []string{"network", "ks/platform: Terraform/network", "ks/apps: platform", "dns: Kustomization/platform Kustomization.kustomize.toolkit.fluxcd.io/apps"},
+			want: `network|
+└─ platform|
+   └─ apps|
+      └─ dns|
 `,
 		},
 		"Subtree": {

@@ -92,6 +92,20 @@ type Config struct {
 	// PlanSecrets also writes plans to Secrets, with the Terraform Controller's names.
 	PlanSecrets bool
 
+	// AllowRemoteBases lets a kustomization file name bases that are fetched over
+	// the network while it is built. Such a base has no revision that the source
+	// pins, so what is applied can change without a commit.
+	AllowRemoteBases bool
+	// SOPSAgeSecret is the Secret of the age keys that decrypt for every
+	// Kustomization, beside those that it names itself: NAMESPACE/NAME once Load
+	// is done, where a name alone is one in namespace terrace-system. Empty means none.
+	SOPSAgeSecret string
+	// PruneLimit is the share of a Kustomization's inventory, in percent, that one
+	// revision may prune; beyond it somebody has to agree. 100 means no limit.
+	PruneLimit int
+	// PruneLimitMin is the number of objects up to which PruneLimit is not asked for.
+	PruneLimitMin int
+
 	// Concurrent is how many objects a controller reconciles at a time.
 	Concurrent int
 	// ConcurrentRuns is how many tofu runs execute at a time.
@@ -151,6 +165,8 @@ func Default(m Mode) Config {
 		Git:                      GitOptions{Namespace: "default"},
 		LeaderElection:           m == Controller,
 		AllowLocalSources:        m == Up,
+		PruneLimit:               50,
+		PruneLimitMin:            10,
 		Concurrent:               4,
 		ConcurrentRuns:           runtime.NumCPU(),
 		RunTimeout:               30 * time.Minute,

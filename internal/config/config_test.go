@@ -48,6 +48,7 @@ func TestLoad(t *testing.T) {
 		grace      time.Duration
 		namespaces []string
 		name       string
+		age        string
 	}
 	cases := map[string]struct {
 		reason string
@@ -82,6 +83,16 @@ func TestLoad(t *testing.T) {
 			args:   []string{"--git=git@example.org:team/Infra_Live.git"},
 			want:   want{dir: ".terrace", grace: 5 * time.Minute, name: "infra-live"},
 		},
+		"KeysOfASystem": {
+			reason: "a Secret that is named without a namespace is one of Terrace's own",
+			args:   []string{"--sops-age-secret=keys"},
+			want:   want{dir: ".terrace", grace: 5 * time.Minute, age: "terrace-system/keys"},
+		},
+		"KeysOfANamespace": {
+			reason: "any other namespace is named",
+			args:   []string{"--sops-age-secret=flux-system/keys"},
+			want:   want{dir: ".terrace", grace: 5 * time.Minute, age: "flux-system/keys"},
+		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +100,7 @@ func TestLoad(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", tc.reason, err)
 			}
-			got := want{dir: c.DataDir, grace: c.ShutdownGrace, namespaces: c.WatchNamespaces, name: c.Git.Name}
+			got := want{dir: c.DataDir, grace: c.ShutdownGrace, namespaces: c.WatchNamespaces, name: c.Git.Name, age: c.SOPSAgeSecret}
 			if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(want{})); d != "" {
 				t.Errorf("%s: -want, +got:\n%s", tc.reason, d)
 			}
@@ -103,6 +114,15 @@ func TestModes(t *testing.T) {
 	}
 	if c := config.Default(config.Controller); c.AllowLocalSources || !c.LeaderElection {
 		t.Errorf("Default(Controller): local sources %v, leader election %v; want false, true", c.AllowLocalSources, c.LeaderElection)
+	}
+}
+
+// TestPruneLimit holds the defaults, which a unit's safety rests on.
+func TestPruneLimit(t *testing.T) {
+	for _, m := range []config.Mode{config.Up, config.Controller} {
+		if c := config.Default(m); c.PruneLimit != 50 || c.PruneLimitMin != 10 || c.AllowRemoteBases {
+			t.Errorf("Default(%s): prune limit %d %% and %d objects, remote bases %v; want 50, 10, false", m, c.PruneLimit, c.PruneLimitMin, c.AllowRemoteBases)
+		}
 	}
 }
 
@@ -146,6 +166,18 @@ func TestLoadErrors(t *testing.T) {
 read configuration: --concurrent-runs: 0: must be at least 1
 read configuration: --log-format: "xml" is not known
 read configuration: --path: has no effect without --git`,
+		},
+		"PruneLimit": {
+			reason: "a percentage is a percentage, and a number of objects is not negative",
+			args:   []string{"--prune-limit=101", "--prune-limit-min=-1"},
+			want: `read configuration: --prune-limit-min: -1: must not be negative
+read configuration: --prune-limit: 101: must be a percentage from 0 to 100`,
+		},
+		"KeysNowhere": {
+			reason: "a Secret of no valid name is never found: say so at the start",
+			args:   []string{"--sops-age-secret=a/b/c"},
+			want: `read configuration: --sops-age-secret: "b/c" is not the name of a Secret: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, ` +
+				`'-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
 		},
 		"MissingTofu": {
 			reason: "a tool that was named has to exist",

@@ -16,6 +16,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		c.addControllerFlags(fs)
 	}
 	c.addScopeFlags(fs)
+	c.addApplyFlags(fs)
 	c.addRunFlags(fs)
 	c.addServingFlags(fs)
 }
@@ -48,6 +49,13 @@ func (c *Config) addScopeFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.DefaultServiceAccount, "default-service-account", c.DefaultServiceAccount, "service account of units that name none (default: the process's own)")
 	fs.BoolVar(&c.AllowLocalSources, "allow-local-sources", c.AllowLocalSources, "accept file:// URLs and paths as Git sources")
 	fs.BoolVar(&c.AllowBreakTheGlass, "allow-break-the-glass", c.AllowBreakTheGlass, "honour spec.breakTheGlass")
+}
+
+func (c *Config) addApplyFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&c.AllowRemoteBases, "allow-remote-bases", c.AllowRemoteBases, "let kustomization files name bases that are fetched over the network")
+	fs.StringVar(&c.SOPSAgeSecret, "sops-age-secret", c.SOPSAgeSecret, "Secret of age keys for every Kustomization, as NAME in terrace-system or NAMESPACE/NAME (default: none)")
+	fs.IntVar(&c.PruneLimit, "prune-limit", c.PruneLimit, "percent of a Kustomization's objects that one revision may prune without being asked about; 100 for no limit")
+	fs.IntVar(&c.PruneLimitMin, "prune-limit-min", c.PruneLimitMin, "objects that a revision may prune whatever the percentage")
 }
 
 func (c *Config) addRunFlags(fs *pflag.FlagSet) {

@@ -102,10 +102,16 @@ func readFile(fs *pflag.FlagSet, file string) (map[string][]string, error) {
 
 var notNameCharacters = regexp.MustCompile(`[^a-z0-9]+`)
 
+// systemNamespace is where Terrace keeps what is its own.
+const systemNamespace = "terrace-system"
+
 // complete derives the settings that follow from others.
 func (c *Config) complete() {
 	if c.Git.URL != "" && c.Git.Name == "" {
 		c.Git.Name = RepositoryName(c.Git.URL)
+	}
+	if c.SOPSAgeSecret != "" && !strings.Contains(c.SOPSAgeSecret, "/") {
+		c.SOPSAgeSecret = systemNamespace + "/" + c.SOPSAgeSecret
 	}
 	slices.Sort(c.WatchNamespaces)
 	c.WatchNamespaces = slices.Compact(c.WatchNamespaces)

@@ -50,6 +50,7 @@ func (c Config) Validate() error {
 	}
 	c.validateAddresses(bad)
 	c.validateScope(bad)
+	c.validateApply(bad)
 	c.validateFiles(bad)
 	for name, n := range map[string]int{
 		"concurrent": c.Concurrent, "concurrent-runs": c.ConcurrentRuns,
@@ -134,6 +135,27 @@ func (c Config) validateScope(bad reporter) {
 	}
 	if problems := validation.IsDNS1123Subdomain(c.Git.Name); c.Git.Name != "" && len(problems) > 0 {
 		bad("git-name", "", "%q is not an object name: %s", c.Git.Name, problems[0])
+	}
+}
+
+func (c Config) validateApply(bad reporter) {
+	if c.PruneLimit < 0 || c.PruneLimit > 100 {
+		bad("prune-limit", "50 asks when more than half of a unit's objects would go", "%d: must be a percentage from 0 to 100", c.PruneLimit)
+	}
+	if c.PruneLimitMin < 0 {
+		bad("prune-limit-min", "", "%d: must not be negative", c.PruneLimitMin)
+	}
+	if c.SOPSAgeSecret == "" {
+		return
+	}
+	namespace, name, qualified := strings.Cut(c.SOPSAgeSecret, "/")
+	if !qualified {
+		name = namespace
+	} else if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+		bad("sops-age-secret", "write it as NAME or NAMESPACE/NAME", "%q is not a namespace: %s", namespace, problems[0])
+	}
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		bad("sops-age-secret", "write it as NAME or NAMESPACE/NAME", "%q is not the name of a Secret: %s", name, problems[0])
 	}
 }
 

@@ -96,6 +96,44 @@ func TestDeploymentArguments(t *testing.T) {
 	}
 }
 
+// TestBindings wants the two that the Deployment's account needs: its own role,
+// and the one that lets it apply anything.
+func TestBindings(t *testing.T) {
+	got := map[string]string{}
+	for _, u := range objects(t) {
+		if u.GetKind() != "ClusterRoleBinding" {
+			continue
+		}
+		var b rbacv1.ClusterRoleBinding
+		strict(t, u, &b)
+		got[b.Name] = b.RoleRef.Name + " to " + b.Subjects[0].Namespace + "/" + b.Subjects[0].Name
+	}
+	want := map[string]string{
+		"terrace":            "terrace to terrace-system/terrace",
+		"terrace-reconciler": "cluster-admin to terrace-system/terrace",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("-want, +got:\n%s", d)
+	}
+}
+
+// TestNamespaceOfSettings holds the namespace that a setting falls back to
+// against the one that is installed.
+func TestNamespaceOfSettings(t *testing.T) {
+	c := config.Default(config.Controller)
+	fs := pflag.NewFlagSet("controller", pflag.ContinueOnError)
+	c.AddFlags(fs)
+	if err := fs.Parse([]string{"--sops-age-secret=keys"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Load(fs, "", func(string) (string, bool) { return "", false }); err != nil {
+		t.Fatal(err)
+	}
+	if want := install.Namespace + "/keys"; c.SOPSAgeSecret != want {
+		t.Errorf("--sops-age-secret=keys is %s, want %s", c.SOPSAgeSecret, want)
+	}
+}
+
 func TestObjectsWithoutImage(t *testing.T) {
 	if _, err := install.Objects(install.Options{}); err == nil {
 		t.Error("no error")

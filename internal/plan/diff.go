@@ -33,7 +33,11 @@ func (s *secrets) fields(c *tfjson.Change) ([]FieldChange, error) {
 type differ struct {
 	secrets *secrets
 	replace []string
+	// objects compares as fits Kubernetes objects: lists by the keys of their elements.
+	objects bool
 	fields  []FieldChange
+	// content has the same leaves with their values unmasked. Only objects need it.
+	content []contentField
 	err     error
 }
 
@@ -61,7 +65,8 @@ func (d *differ) walk(path []any, before, after, unknown, beforeMark, afterMark 
 		for _, k := range slices.Sorted(maps.Keys(keys)) {
 			d.walk(append(slices.Clip(path), k), key(before, k), key(after, k), key(unknown, k), key(beforeMark, k), key(afterMark, k))
 		}
-	case isList(before, after, unknown) && !plainList(before, after, unknown, beforeMark, afterMark):
+	case d.objects && isList(before, after) && unknown == nil && d.walkKeyed(path, before, after, beforeMark, afterMark):
+	case isList(before, after, unknown) && (!plainList(before, after, unknown, beforeMark, afterMark) || d.objects && scripts(before, after)):
 		n := max(length(before), length(after), length(unknown))
 		for i := range n {
 			d.walk(append(slices.Clip(path), i), index(before, i), index(after, i), index(unknown, i), index(beforeMark, i), index(afterMark, i))
@@ -103,6 +108,9 @@ func (d *differ) leaf(path []any, before, after any, unknown bool, beforeMark, a
 		f.Sensitive = true
 	}
 	d.fields = append(d.fields, f)
+	if d.objects {
+		d.content = append(d.content, contentField{Path: p, Before: before, After: after})
+	}
 }
 
 // within tells whether a path is another one or leads into it.
@@ -127,6 +135,8 @@ func pathString(path []any) string {
 			default:
 				b.WriteString("." + s)
 			}
+		case elementKey:
+			b.WriteString(s.String())
 		default:
 			// An int of ours, or a number from JSON.
 			fmt.Fprintf(&b, "[%v]", s)

@@ -34,6 +34,8 @@ type content struct {
 	Configuration any                        `json:"configuration"`
 	Resources     []contentResource          `json:"resources"`
 	Outputs       []contentOutput            `json:"outputs"`
+	// Objects keeps a plan of objects from ever having the digest of another one.
+	Objects bool `json:"objects,omitempty"`
 }
 
 type contentResource struct {
@@ -48,6 +50,16 @@ type contentResource struct {
 	Unknown         any      `json:"unknown"`
 	BeforeSensitive any      `json:"beforeSensitive"`
 	AfterSensitive  any      `json:"afterSensitive"`
+	// The rest is of objects only.
+	UID    string         `json:"uid,omitempty"`
+	Fields []contentField `json:"fields,omitempty"`
+}
+
+// contentField is a field that changes, with its values as they are.
+type contentField struct {
+	Path   string `json:"path"`
+	Before any    `json:"before"`
+	After  any    `json:"after"`
 }
 
 type contentOutput struct {

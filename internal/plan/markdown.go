@@ -28,13 +28,20 @@ func (p *Plan) Markdown() string {
 	}
 	b.WriteString("\n")
 	if len(p.Changes) > 0 {
-		b.WriteString("\n| | resource | |\n|---|---|---|\n")
+		what := "resource"
+		if p.Objects {
+			what = "object"
+		}
+		fmt.Fprintf(&b, "\n| | %s | |\n|---|---|---|\n", what)
 		var t text
 		for i := range p.Changes {
 			c := &p.Changes[i]
 			note := fate(c)
-			if r := reason(c.Reason); r != "" {
+			if r := reason(c); r != "" {
 				note += ": " + r
+			}
+			if c.Held != "" {
+				note += "; held: " + sentence(c.Held)
 			}
 			fmt.Fprintf(&b, "| %s | %s | %s |\n",
 				code(strings.TrimSpace(t.sign(c.Action, c.CreateFirst))), cell(code(clean(c.Address))), cell(escape(note)))

@@ -5,8 +5,9 @@
 // and a digest of its content by which it is approved.
 //
 // A Plan is read from what tofu or terraform says about a plan file (Parse,
-// FromTerraform) or from its machine-readable output (FromStream), and rendered
-// as text, Markdown or JSON. The package reads no files, runs nothing and keeps
+// FromTerraform) or from its machine-readable output (FromStream), or made of
+// Kubernetes objects before and after (FromObjects), and rendered as text,
+// Markdown or JSON. The package reads no files, runs nothing and keeps
 // nothing. Values that are marked sensitive are part of the digest and of
 // nothing else: no Plan holds them, so that every rendering of it can be shown.
 package plan
@@ -51,6 +52,8 @@ type Plan struct {
 	Branch string `json:"branch,omitempty"`
 	// Destroy tells that the plan was asked to destroy everything.
 	Destroy bool `json:"destroy,omitempty"`
+	// Objects tells that the changes are those of Kubernetes objects; see FromObjects.
+	Objects bool `json:"objects,omitempty"`
 	// Changes are ordered by address. Resources that stay as they are are left out.
 	Changes []Change `json:"changes,omitempty"`
 	// Outputs are ordered by name. Outputs that stay as they are are left out.
@@ -62,19 +65,22 @@ type Plan struct {
 	Counts Counts `json:"counts"`
 }
 
-// Change is what happens to one resource.
+// Change is what happens to one resource, or to one Kubernetes object.
 type Change struct {
-	// Address is the resource's address, with its module and its index.
+	// Address is the resource's address, with its module and its index; of an object,
+	// Kind.group/namespace/name, without the group for the core group and without the
+	// namespace for what belongs to none.
 	Address string `json:"address"`
 	// PreviousAddress is set if the address changes.
 	PreviousAddress string `json:"previousAddress,omitempty"`
-	// Mode is "managed" or "data".
+	// Mode is "managed" or "data", or "object" for a Kubernetes object.
 	Mode string `json:"mode,omitempty"`
-	// Type is the resource's type, such as aws_vpc.
+	// Type is the resource's type, such as aws_vpc; of an object, Kind.group.
 	Type string `json:"type,omitempty"`
-	// Name is the resource's name in its module.
+	// Name is the resource's name in its module; of an object, namespace/name.
 	Name string `json:"name,omitempty"`
-	// Provider is the provider's address; in a plan from a stream, its implied short name.
+	// Provider is the provider's address; in a plan from a stream, its implied short name; of
+	// an object, its API version.
 	Provider string `json:"provider,omitempty"`
 	// Action is what happens.
 	Action Action `json:"action"`
@@ -92,15 +98,20 @@ type Change struct {
 	AfterUnknown json.RawMessage `json:"afterUnknown,omitempty"`
 	// Fields are the leaves in which Before and After differ, in the order of their paths.
 	Fields []FieldChange `json:"fields,omitempty"`
-	// Reason is the keyword by which the tool explains the action, empty if it gives none.
+	// Reason is the keyword by which the tool explains the action, empty if it gives none; of
+	// an object, a text.
 	Reason string `json:"reason,omitempty"`
+	// Held says why the change cannot be applied yet, empty if it can. It is not part of the
+	// content: it says when, not what.
+	Held string `json:"held,omitempty"`
 	// Drift tells that the change was found, not planned.
 	Drift bool `json:"drift,omitempty"`
 }
 
 // FieldChange is a difference in one field of a resource.
 type FieldChange struct {
-	// Path leads to the field: tags["Name"], ingress[0].from_port.
+	// Path leads to the field: tags["Name"], ingress[0].from_port; in an object, an element of
+	// a list is named by its key where the list has one: containers[name=web].image.
 	Path string `json:"path"`
 	// Action is create, update or delete.
 	Action Action `json:"action"`
@@ -151,6 +162,9 @@ type Inputs struct {
 	// cannot find out a secret of few possible values by trying them. Plans whose digests are
 	// compared need the same key. Empty means a plain SHA-256.
 	Key []byte
+	// Sensitive are values to be masked wherever they turn up, beside those that are marked:
+	// what was substituted from a Secret, say. Of a length below four they are passed over.
+	Sensitive []string
 }
 
 // Counts are numbers of resources.
@@ -171,6 +185,8 @@ type Counts struct {
 	Forget int `json:"forget,omitempty"`
 	// Move counts resources that get another address, whatever else happens to them.
 	Move int `json:"move,omitempty"`
+	// Held counts those of the above that cannot be applied yet.
+	Held int `json:"held,omitempty"`
 }
 
 // String counts as the CLI does: "2 to add, 1 to change, 0 to destroy", where a
@@ -182,6 +198,9 @@ func (c Counts) String() string {
 	}
 	if c.Forget > 0 {
 		s = fmt.Sprintf("%s, %d to forget", s, c.Forget)
+	}
+	if c.Held > 0 {
+		s = fmt.Sprintf("%s (%d held)", s, c.Held)
 	}
 	return s
 }
@@ -217,6 +236,9 @@ func count(changes []Change) Counts {
 		}
 		if ch.PreviousAddress != "" {
 			c.Move++
+		}
+		if ch.Held != "" {
+			c.Held++
 		}
 	}
 	return c

@@ -30,8 +30,17 @@ type secrets struct {
 	inner *strings.Replacer
 }
 
-func secretsOf(p *tfjson.Plan) *secrets {
+// newSecrets returns the secrets that the caller names. They are ready after build.
+func newSecrets(values []string) *secrets {
 	s := &secrets{equal: map[string]bool{}}
+	for _, v := range values {
+		s.collect(v, true)
+	}
+	return s
+}
+
+func secretsOf(p *tfjson.Plan, values []string) *secrets {
+	s := newSecrets(values)
 	changes := make([]*tfjson.Change, 0, len(p.ResourceChanges)+len(p.ResourceDrift)+len(p.OutputChanges))
 	for _, list := range [][]*tfjson.ResourceChange{p.ResourceChanges, p.ResourceDrift} {
 		for _, rc := range list {
@@ -56,6 +65,11 @@ func secretsOf(p *tfjson.Plan) *secrets {
 			}
 		}
 	}
+	return s.build()
+}
+
+// build makes what mask needs of the values collected so far.
+func (s *secrets) build() *secrets {
 	var inner []string
 	for v := range s.equal {
 		if len(v) >= minInnerSecret {

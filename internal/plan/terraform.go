@@ -48,7 +48,7 @@ func FromTerraform(p *tfjson.Plan, in Inputs) (*Plan, error) {
 			c.PlanVariables[name] = v.Value
 		}
 	}
-	s := secretsOf(p)
+	s := secretsOf(p, in.Sensitive)
 	for _, rc := range p.ResourceChanges {
 		if rc == nil || rc.Change == nil {
 			continue

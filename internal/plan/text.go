@@ -15,6 +15,9 @@ import (
 	"unicode"
 )
 
+// maxFieldWidth bounds the column of the fields' names.
+const maxFieldWidth = 40
+
 // unknownText stands for a value that the apply makes known.
 const unknownText = "(known after apply)"
 
@@ -51,6 +54,8 @@ func (t *text) plan(p *Plan) {
 	switch {
 	case !p.HasChanges() && p.Destroy:
 		t.line("No changes. There is nothing to destroy.")
+	case !p.HasChanges() && p.Objects:
+		t.line("No changes. The objects match the configuration.")
 	case !p.HasChanges():
 		t.line("No changes. The infrastructure matches the configuration.")
 	default:
@@ -120,8 +125,11 @@ func (t *text) bold(s string) string {
 // resource with the fields that differ.
 func (t *text) change(c *Change) {
 	t.line("  # " + t.bold(clean(c.Address)) + " " + fate(c))
-	if r := reason(c.Reason); r != "" {
+	if r := reason(c); r != "" {
 		t.line("  # (" + r + ")")
+	}
+	if c.Held != "" {
+		t.line("  # (held: " + sentence(c.Held) + ")")
 	}
 	indent := "  "
 	switch c.Action {
@@ -141,8 +149,11 @@ func (t *text) change(c *Change) {
 	for i := range c.Fields {
 		width = max(width, len(clean(c.Fields[i].Path)))
 	}
+	if c.Mode == objectMode && width > maxFieldWidth {
+		width = 0
+	}
 	for i := range c.Fields {
-		t.field("      ", min(width, 40), clean(c.Fields[i].Path), &c.Fields[i])
+		t.field("      ", min(width, maxFieldWidth), clean(c.Fields[i].Path), &c.Fields[i])
 	}
 	t.line("    }")
 	t.line("")
@@ -208,6 +219,13 @@ func fate(c *Change) string {
 	default:
 		s = "stays as it is"
 	}
+	if c.Mode == objectMode {
+		// Nothing of Terraform's words: an object is deleted, and always updated in place.
+		s = strings.NewReplacer("destroyed", "deleted", " in-place", "").Replace(s)
+	}
+	if c.Held != "" {
+		s += " once it can be"
+	}
 	if c.Deposed != "" {
 		s = "(left over from a replacement) " + s
 	}
@@ -226,7 +244,11 @@ func block(c *Change) string {
 		return clean(c.Address)
 	}
 	kind := "resource"
-	if c.Mode == "data" {
+	switch c.Mode {
+	case objectMode:
+		k, _, _ := strings.Cut(c.Type, ".")
+		return fmt.Sprintf("%s %s %s", clean(c.Provider), clean(k), strconv.Quote(c.Name))
+	case "data":
 		kind = "data"
 	}
 	return fmt.Sprintf("%s %q %q", kind, c.Type, c.Name)
@@ -254,8 +276,13 @@ var reasons = map[string]string{
 	"forgot_because_lifecycle_destroy_in_state":  "its state keeps it from being destroyed",
 }
 
-// reason explains a keyword; that a field cannot be updated is said at the field.
-func reason(keyword string) string {
+// reason explains a change's keyword; that a field cannot be updated is said at the
+// field. Of an object, the reason is a text already.
+func reason(c *Change) string {
+	if c.Mode == objectMode {
+		return sentence(c.Reason)
+	}
+	keyword := c.Reason
 	switch keyword {
 	case "", "replace_because_cannot_update", "cannot_update", "unknown":
 		return ""
@@ -264,6 +291,19 @@ func reason(keyword string) string {
 		return r
 	}
 	return strings.ReplaceAll(clean(keyword), "_", " ")
+}
+
+// maxSentence bounds a text of the API server within a line; the whole of it is in
+// the plan's JSON.
+const maxSentence = 300
+
+// sentence returns a text on one line, shortened if it is long.
+func sentence(s string) string {
+	s = clean(strings.Join(strings.Fields(s), " "))
+	if r := []rune(s); len(r) > maxSentence {
+		s = string(r[:maxSentence]) + "…"
+	}
+	return s
 }
 
 // value writes a value in one line, as HCL does.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/runtime/events"
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -33,6 +34,7 @@ func Scheme() *runtime.Scheme {
 	utilruntime.Must(clientgoscheme.AddToScheme(s))
 	utilruntime.Must(infra.AddToScheme(s))
 	utilruntime.Must(sourcev1.AddToScheme(s))
+	utilruntime.Must(kustomizev1.AddToScheme(s))
 	return s
 }
 
@@ -86,8 +88,9 @@ func newManager(cfg config.Config, api *rest.Config) (ctrl.Manager, error) {
 			return nil, fmt.Errorf("read --watch-label-selector: %w", err)
 		}
 		opts.Cache.ByObject = map[client.Object]cache.ByObject{
-			&infra.Terraform{}:        {Label: selector},
-			&sourcev1.GitRepository{}: {Label: selector},
+			&infra.Terraform{}:           {Label: selector},
+			&kustomizev1.Kustomization{}: {Label: selector},
+			&sourcev1.GitRepository{}:    {Label: selector},
 		}
 	}
 	mgr, err := ctrl.NewManager(api, opts)

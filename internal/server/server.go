@@ -28,7 +28,9 @@ import (
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
 	"github.com/terrace-dev/terrace/internal/controller/gitrepository"
+	"github.com/terrace-dev/terrace/internal/controller/kustomization"
 	"github.com/terrace-dev/terrace/internal/controller/terraform"
+	"github.com/terrace-dev/terrace/internal/install"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/state/gate"
 	"github.com/terrace-dev/terrace/internal/tofu"
@@ -146,10 +148,27 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 		return nil, err
 	}
 	waker.Store(units)
+	appRecorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, kustomization.EventSource)
+	if err != nil {
+		return nil, err
+	}
+	apps, err := kustomization.New(kustomization.Options{
+		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: appRecorder,
+		Artifacts: artifacts, Blobs: s.blobs, API: api, Dir: dir("kustomizations"), Namespace: install.Namespace, Concurrent: cfg.Concurrent,
+		NoCrossNamespaceRefs: cfg.NoCrossNamespaceRefs, DefaultServiceAccount: cfg.DefaultServiceAccount,
+		AllowRemoteBases: cfg.AllowRemoteBases, SOPSAgeSecret: cfg.SOPSAgeSecret,
+		PruneLimit: cfg.PruneLimit, PruneLimitMin: cfg.PruneLimitMin,
+	})
+	if err != nil {
+		return nil, err
+	}
 	if err := git.Register(s.manager); err != nil {
 		return nil, err
 	}
 	if err := units.Register(s.manager); err != nil {
+		return nil, err
+	}
+	if err := apps.Register(s.manager); err != nil {
 		return nil, err
 	}
 	s.web, err = newWeb(ctx, s, artifacts, units, metrics)

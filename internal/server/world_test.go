@@ -188,13 +188,19 @@ func (w *world) commit(files map[string]string) string {
 // apply applies manifests; an object without a namespace gets the world's.
 func (w *world) apply(manifests string) {
 	w.t.Helper()
+	w.applyTo(w.ns, manifests)
+}
+
+// applyTo applies manifests; an object without a namespace gets the given one.
+func (w *world) applyTo(namespace, manifests string) {
+	w.t.Helper()
 	for _, doc := range strings.Split(manifests, "\n---\n") {
 		obj := &unstructured.Unstructured{}
 		if err := yaml.Unmarshal([]byte(doc), &obj.Object); err != nil {
 			w.t.Fatalf("%v in\n%s", err, doc)
 		}
 		if obj.GetNamespace() == "" {
-			obj.SetNamespace(w.ns)
+			obj.SetNamespace(namespace)
 		}
 		err := w.client.Apply(w.ctx(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("test"), client.ForceOwnership)
 		if err != nil {

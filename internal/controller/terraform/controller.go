@@ -36,6 +36,8 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/blob"
+	"github.com/terrace-dev/terrace/internal/dependency"
+	references "github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/state/gate"
 	"github.com/terrace-dev/terrace/internal/status"
@@ -93,15 +95,15 @@ type Options struct {
 type Controller struct {
 	opts   Options
 	writer *status.Writer[*infra.Terraform]
-	refs   *references
+	refs   *references.Reader
 	key    []byte // keys every digest that is shown
 
 	reaches         *cache[reachKey, *reached]
 	hasher          *workdir.Hasher
 	cliConfigDigest string
 	wake            chan event.GenericEvent
-	started         atomic.Int64 // plans, so that each has an id of its own
-	kinds           kindWatcher
+	started         atomic.Int64        // plans, so that each has an id of its own
+	objects         *dependency.Objects // set by Register
 	memory          *memory
 }
 
@@ -130,7 +132,7 @@ func New(o Options) (*Controller, error) {
 	return &Controller{
 		opts:            o,
 		writer:          status.NewWriter[*infra.Terraform](o.Client, infra.FieldManager),
-		refs:            newReferences(o.Metadata, o.Reader, key),
+		refs:            references.NewReader(o.Metadata, o.Reader, key),
 		key:             key,
 		reaches:         newCache[reachKey, *reached](4096),
 		hasher:          workdir.NewHasher(200_000),

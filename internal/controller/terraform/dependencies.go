@@ -7,15 +7,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
-	"github.com/fluxcd/cli-utils/pkg/kstatus/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -88,7 +82,7 @@ func (c *Controller) terraformNotReady(ctx context.Context, cy *cycle, key types
 		}
 		if !found {
 			// The dependency's status can be here before the watch of Secrets is.
-			live, _, _, err := c.refs.fetch(ctx, ref)
+			live, _, _, err := c.refs.Fetch(ctx, ref)
 			if err != nil {
 				return "", err
 			}
@@ -186,7 +180,7 @@ func (c *Controller) dependOnObjects(ctx context.Context, cy *cycle) (terrace.Re
 			}
 			return c.dependencyWait(cy, why), nil
 		}
-		why, err := c.objectNotReady(ctx, ref)
+		why, err := c.objects.NotReady(ctx, ref)
 		if err != nil {
 			return terrace.Result{}, err
 		}
@@ -195,88 +189,4 @@ func (c *Controller) dependOnObjects(ctx context.Context, cy *cycle) (terrace.Re
 		}
 	}
 	return terrace.Next, nil
-}
-
-// cacheTimeout bounds the wait for the cache of a kind that a dependency names.
-const cacheTimeout = 5 * time.Second
-
-// objectNotReady says why an object of any kind is not ready, "" when it is. Its
-// kind is watched from now on.
-func (c *Controller) objectNotReady(ctx context.Context, ref graph.Node) (string, error) {
-	gvk, err := c.kindOf(ref)
-	if apimeta.IsNoMatchError(err) {
-		// Its CRD may be installed later, which no watch of ours tells; time does.
-		return fmt.Sprintf("dependency '%s' is not ready: the API server does not know kind %s", ref, ref.Kind), nil
-	} else if err != nil {
-		return "", err
-	}
-	if err := c.watchKind(gvk); err != nil {
-		return "", err
-	}
-	obj := &unstructured.Unstructured{}
-	obj.SetGroupVersionKind(gvk)
-	// The first look at a kind waits for its cache, which never fills when Terrace may not
-	// list the kind: that must not hold a worker for ever.
-	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
-	defer cancel()
-	err = c.opts.Client.Get(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}, obj)
-	switch {
-	case apierrors.IsNotFound(err):
-		return fmt.Sprintf("dependency '%s' is not ready: it does not exist", ref), nil
-	case apierrors.IsTimeout(err):
-		return fmt.Sprintf("dependency '%s' is not ready: objects of kind %s cannot be read yet; Terrace needs to get, list and watch them", ref, ref.Kind), nil
-	case err != nil:
-		return "", err
-	}
-	res, err := status.Compute(obj)
-	if err != nil {
-		return fmt.Sprintf("dependency '%s' is not ready: %v", ref, err), nil
-	}
-	if res.Status != status.CurrentStatus {
-		return fmt.Sprintf("dependency '%s' is not ready: %s", ref, res.Message), nil
-	}
-	conditions, _, _ := unstructured.NestedSlice(obj.Object, "status", "conditions")
-	for _, item := range conditions {
-		cond, ok := item.(map[string]any)
-		if ok && cond["type"] == infra.ConditionReady && cond["status"] != string(metav1.ConditionTrue) {
-			return fmt.Sprintf("dependency '%s' is not ready: %v", ref, cond["message"]), nil
-		}
-	}
-	return "", nil
-}
-
-// kindOf finds the version and group of a kind that a person wrote without them.
-func (c *Controller) kindOf(ref graph.Node) (schema.GroupVersionKind, error) {
-	mapper := c.opts.Client.RESTMapper()
-	if ref.Group != "" {
-		m, err := mapper.RESTMapping(schema.GroupKind{Group: ref.Group, Kind: ref.Kind})
-		if err != nil {
-			return schema.GroupVersionKind{}, err
-		}
-		return m.GroupVersionKind, nil
-	}
-	if group, ok := wellKnownGroups[ref.Kind]; ok {
-		if m, err := mapper.RESTMapping(schema.GroupKind{Group: group, Kind: ref.Kind}); err == nil {
-			return m.GroupVersionKind, nil
-		}
-	}
-	plural, _ := apimeta.UnsafeGuessKindToResource(schema.GroupVersionKind{Kind: ref.Kind})
-	return mapper.KindFor(schema.GroupVersionResource{Resource: plural.Resource})
-}
-
-// wellKnownGroups settle which group a bare kind means where several could.
-var wellKnownGroups = map[string]string{
-	"GitRepository":            "source.toolkit.fluxcd.io",
-	"OCIRepository":            "source.toolkit.fluxcd.io",
-	"Bucket":                   "source.toolkit.fluxcd.io",
-	"HelmRepository":           "source.toolkit.fluxcd.io",
-	"HelmChart":                "source.toolkit.fluxcd.io",
-	"ExternalArtifact":         "source.toolkit.fluxcd.io",
-	"Kustomization":            "kustomize.toolkit.fluxcd.io",
-	"HelmRelease":              "helm.toolkit.fluxcd.io",
-	"Deployment":               "apps",
-	"StatefulSet":              "apps",
-	"DaemonSet":                "apps",
-	"Job":                      "batch",
-	"CustomResourceDefinition": "apiextensions.k8s.io",
 }

@@ -54,7 +54,7 @@ func (c *Controller) load(ctx context.Context, cy *cycle) (*inputs, error) {
 		if _, ok := l.data[u.reference]; ok {
 			continue
 		}
-		content, _, _, err := c.refs.fetch(ctx, u.reference)
+		content, _, _, err := c.refs.Fetch(ctx, u.reference)
 		if err != nil {
 			return nil, err
 		}

@@ -130,7 +130,7 @@ func (c *Controller) writeOutputs(ctx context.Context, cy *cycle) error {
 		return nil
 	}
 	ref := reference{Kind: kindSecret, Namespace: tf.Namespace, Name: w.Name}
-	meta, err := c.refs.metadata(ctx, ref)
+	meta, err := c.refs.Metadata(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (c *Controller) applyOutputs(ctx context.Context, tf *infra.Terraform, w *i
 	ours := meta == nil || metav1.IsControlledBy(meta, tf)
 	if meta != nil {
 		var live corev1.Secret
-		err := c.opts.Reader.Get(ctx, ref.key(), &live)
+		err := c.opts.Reader.Get(ctx, ref.Key(), &live)
 		if err == nil && maps.EqualFunc(live.Data, want, bytes.Equal) && sameSecretSpec(meta, w) && onlyOurLabels(&live, w) {
 			return live.ResourceVersion, false, nil
 		} else if err != nil && !apierrors.IsNotFound(err) {
@@ -269,7 +269,7 @@ func onlyOurLabels(live *corev1.Secret, w *infra.WriteOutputsToSecretSpec) bool 
 // removeOutputs deletes an output Secret that this object made. One that was there
 // before, and only had its data written, is left as it is.
 func (c *Controller) removeOutputs(ctx context.Context, tf *infra.Terraform, name string) error {
-	meta, err := c.refs.metadata(ctx, reference{Kind: kindSecret, Namespace: tf.Namespace, Name: name})
+	meta, err := c.refs.Metadata(ctx, reference{Kind: kindSecret, Namespace: tf.Namespace, Name: name})
 	if err != nil || meta == nil || !metav1.IsControlledBy(meta, tf) {
 		return err
 	}

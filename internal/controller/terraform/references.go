@@ -6,39 +6,26 @@ package terraform
 import (
 	"cmp"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	references "github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/status"
 )
 
 const (
-	kindSecret    = "Secret"
-	kindConfigMap = "ConfigMap"
+	kindSecret    = references.Secret
+	kindConfigMap = references.ConfigMap
 )
 
-// reference names a Secret or ConfigMap that a spec reads.
-type reference struct {
-	Kind, Namespace, Name string
-}
-
-func (r reference) String() string { return r.Kind + " " + r.Namespace + "/" + r.Name }
-
-func (r reference) key() types.NamespacedName {
-	return types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
-}
+// The words of package reference, as this package uses them.
+type (
+	reference = references.Reference
+	data      = references.Data
+)
 
 // use is one place of a spec that reads a reference.
 type use struct {
@@ -110,106 +97,8 @@ func addSource(add func(kind, namespace, name, field string, optional bool, reas
 
 func isTrue(b *bool) bool { return b != nil && *b }
 
-// data is the content of the references that a unit reads; a reference that does
-// not exist is absent.
-type data map[reference]map[string][]byte
-
-// references reads Secrets and ConfigMaps for the controller. It caches no
-// content: a watch on metadata alone tells that something changed, and what is
-// remembered of the content is a keyed digest by resourceVersion.
-type references struct {
-	cached   client.Reader // serves PartialObjectMetadata from a watch
-	uncached client.Reader
-	key      []byte
-
-	digests *cache[types.UID, versionDigest]
-}
-
-// knownDigests is how many Secrets and ConfigMaps have their digest remembered; of
-// more than that, some are read again.
-const knownDigests = 16384
-
-type versionDigest struct{ version, digest string }
-
-func newReferences(cached, uncached client.Reader, key []byte) *references {
-	return &references{cached: cached, uncached: uncached, key: key, digests: newCache[types.UID, versionDigest](knownDigests)}
-}
-
-// metadata returns the metadata of a reference from the watch, nil if it does not exist.
-func (r *references) metadata(ctx context.Context, ref reference) (*metav1.PartialObjectMetadata, error) {
-	m := &metav1.PartialObjectMetadata{}
-	m.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: ref.Kind})
-	if err := r.cached.Get(ctx, ref.key(), m); apierrors.IsNotFound(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("look up %s: %w", ref, err)
-	}
-	return m, nil
-}
-
-// digest returns a keyed digest of a reference's content, "" if it does not exist.
-// Content that had to be fetched for it is put into fetched, so that a run that
-// follows does not ask again.
-func (r *references) digest(ctx context.Context, ref reference, fetched data) (string, error) {
-	m, err := r.metadata(ctx, ref)
-	if err != nil || m == nil {
-		return "", err
-	}
-	if known, ok := r.digests.Get(m.UID); ok && known.version == m.ResourceVersion {
-		return known.digest, nil
-	}
-	content, version, uid, err := r.fetch(ctx, ref)
-	if err != nil || content == nil {
-		return "", err
-	}
-	fetched[ref] = content
-	d := r.sum(content)
-	r.digests.Add(uid, versionDigest{version, d})
-	return d, nil
-}
-
-// fetch reads a reference from the API server; content is nil if it does not exist.
-func (r *references) fetch(ctx context.Context, ref reference) (content map[string][]byte, version string, uid types.UID, err error) {
-	content = map[string][]byte{}
-	var meta *metav1.ObjectMeta
-	switch ref.Kind {
-	case kindSecret:
-		var s corev1.Secret
-		err = r.uncached.Get(ctx, ref.key(), &s)
-		maps.Copy(content, s.Data)
-		meta = &s.ObjectMeta
-	case kindConfigMap:
-		var m corev1.ConfigMap
-		err = r.uncached.Get(ctx, ref.key(), &m)
-		for k, v := range m.Data {
-			content[k] = []byte(v)
-		}
-		maps.Copy(content, m.BinaryData)
-		meta = &m.ObjectMeta
-	default:
-		return nil, "", "", fmt.Errorf("read %s: the kind is neither Secret nor ConfigMap", ref)
-	}
-	if apierrors.IsNotFound(err) {
-		return nil, "", "", nil
-	} else if err != nil {
-		return nil, "", "", fmt.Errorf("read %s: %w", ref, err)
-	}
-	return content, meta.ResourceVersion, meta.UID, nil
-}
-
-// sum is keyed: what depends on it is written to a status that more people may
-// read than the Secret, and short values could be guessed from a plain hash.
-func (r *references) sum(content map[string][]byte) string {
-	h := hmac.New(sha256.New, r.key)
-	for _, k := range slices.Sorted(maps.Keys(content)) {
-		fmt.Fprintf(h, "%d:%s%d:", len(k), k, len(content[k]))
-		h.Write(content[k])
-	}
-	return hex.EncodeToString(h.Sum(nil))
-}
-
 func (c *Controller) exists(ctx context.Context, ref reference) (bool, error) {
-	m, err := c.refs.metadata(ctx, ref)
+	m, err := c.refs.Metadata(ctx, ref)
 	return m != nil, err
 }
 
@@ -224,7 +113,7 @@ func (c *Controller) resolve(ctx context.Context, cy *cycle) (status.Result, err
 	}
 	digests := map[string]string{}
 	for _, u := range uses(tf) {
-		d, err := c.refs.digest(ctx, u.reference, cy.fetched)
+		d, err := c.refs.Digest(ctx, u.reference, cy.fetched)
 		if err != nil {
 			return status.Result{}, err
 		}

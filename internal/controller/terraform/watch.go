@@ -7,19 +7,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/fluxcd/pkg/apis/meta"
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -30,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/graph"
 )
 
@@ -78,7 +75,9 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 			return fmt.Errorf("add collector of stored plans: %w", err)
 		}
 	}
-	c.kinds = kindWatcher{ctl: ctl, cache: mgr.GetCache(), watched: map[schema.GroupVersionKind]bool{}}
+	c.objects = dependency.NewObjects(c.opts.Client, mgr.GetCache(), ctl, func(ctx context.Context, kind, namespace, name string) []reconcile.Request {
+		return c.indexed(ctx, indexDependency, objectKey(kind, namespace, name))
+	})
 	return nil
 }
 
@@ -210,34 +209,4 @@ var contentChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion()
 	},
-}
-
-// kindWatcher starts a watch for each kind that some unit's annotation names.
-type kindWatcher struct {
-	ctl   controller.Controller
-	cache crcache.Cache
-
-	mu      sync.Mutex
-	watched map[schema.GroupVersionKind]bool
-}
-
-// watchKind makes changes of objects of a kind wake the units that depend on them.
-func (c *Controller) watchKind(gvk schema.GroupVersionKind) error {
-	w := &c.kinds
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.watched[gvk] || w.ctl == nil {
-		return nil
-	}
-	obj := &unstructured.Unstructured{}
-	obj.SetGroupVersionKind(gvk)
-	err := w.ctl.Watch(source.Kind(w.cache, client.Object(obj), handler.EnqueueRequestsFromMapFunc(
-		func(ctx context.Context, o client.Object) []reconcile.Request {
-			return c.indexed(ctx, indexDependency, objectKey(gvk.Kind, o.GetNamespace(), o.GetName()))
-		})))
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", gvk.Kind, err)
-	}
-	w.watched[gvk] = true
-	return nil
 }

@@ -1,0 +1,90 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kustomization
+
+import (
+	"context"
+	"fmt"
+
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+	"github.com/fluxcd/pkg/runtime/conditions"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/kube"
+)
+
+// siblings are the other units of a unit's source that are at work.
+func (c *Controller) siblings(ctx context.Context, cy *cycle) []types.NamespacedName {
+	var list kustomizev1.KustomizationList
+	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{indexSource: sourceOf(cy.ks)}); err != nil {
+		log(ctx).Error(err, "list the units of a source")
+		return nil
+	}
+	var names []types.NamespacedName
+	for i := range list.Items {
+		ks := &list.Items[i]
+		if ks.Spec.Suspend || !ks.DeletionTimestamp.IsZero() || conditions.IsStalled(ks) {
+			continue
+		}
+		names = append(names, client.ObjectKeyFromObject(ks))
+	}
+	return names
+}
+
+// inhabited says why a namespace must not be pruned, "" if it may, or if the object is
+// no namespace.
+func (c *Controller) inhabited(ctx context.Context, cy *cycle, k kube.Key, stale []kube.Key) string {
+	if k.Kind.Group != "" || k.Kind.Kind != "Namespace" {
+		return ""
+	}
+	if cy.cluster == c.targets.local {
+		if k.Name == c.opts.Namespace {
+			return "Terrace runs in it"
+		}
+		if why := c.unitsIn(ctx, cy, k.Name, stale); why != "" {
+			return why
+		}
+	}
+	for _, key := range cy.cluster.View.Owned(func(key kube.Key, r *kube.Record) bool {
+		return key.Namespace == k.Name && r.Unit != cy.name && r.Unit.Name != "" && !r.Deleting
+	}) {
+		return fmt.Sprintf("it still holds %s of another unit", kube.Subject(key.ID()))
+	}
+	return ""
+}
+
+// unitsIn names a unit that lives in a namespace and does not go with it.
+func (c *Controller) unitsIn(ctx context.Context, cy *cycle, namespace string, stale []kube.Key) string {
+	going := map[kube.ID]bool{}
+	for _, k := range stale {
+		going[k.ID()] = true
+	}
+	var units kustomizev1.KustomizationList
+	if err := c.opts.Client.List(ctx, &units, client.InNamespace(namespace)); err != nil {
+		return err.Error()
+	}
+	for i := range units.Items {
+		u := &units.Items[i]
+		id := kube.ID{Namespace: u.Namespace, Name: u.Name}
+		id.GroupKind.Group, id.GroupKind.Kind = kustomizev1.GroupVersion.Group, kustomizev1.KustomizationKind
+		if u.DeletionTimestamp.IsZero() && !going[id] {
+			return fmt.Sprintf("it still holds Kustomization/%s/%s", u.Namespace, u.Name)
+		}
+	}
+	var stacks infra.TerraformList
+	if err := c.opts.Client.List(ctx, &stacks, client.InNamespace(namespace)); err != nil {
+		return err.Error()
+	}
+	for i := range stacks.Items {
+		u := &stacks.Items[i]
+		id := kube.ID{Namespace: u.Namespace, Name: u.Name}
+		id.GroupKind.Group, id.GroupKind.Kind = infra.GroupVersion.Group, infra.TerraformKind
+		if u.DeletionTimestamp.IsZero() && !going[id] {
+			return fmt.Sprintf("it still holds Terraform/%s/%s", u.Namespace, u.Name)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kustomization
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+	"github.com/fluxcd/pkg/apis/acl"
+	"github.com/fluxcd/pkg/apis/meta"
+	sourcev1 "github.com/fluxcd/source-controller/api/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/status"
+)
+
+// originRevision is the annotation by which an OCI artifact says what it was made from.
+const originRevision = "org.opencontainers.image.revision"
+
+// terminal begins the message of an error that only a change of the object mends, as in Flux.
+const terminal = "Reconciliation failed terminally due to configuration error: "
+
+// check refuses what no try can make right.
+func (c *Controller) check(_ context.Context, cy *cycle) (status.Result, error) {
+	if _, err := kube.CompileChecks(cy.ks.Spec.HealthCheckExprs); err != nil {
+		return status.Stalled(meta.InvalidCELExpressionReason, terminal+err.Error()), nil
+	}
+	if d := cy.ks.Spec.Decryption; d != nil && d.ServiceAccountName != "" {
+		return status.Stalled(meta.FeatureGateDisabledReason,
+			"spec.decryption.serviceAccountName is not supported: give the keys in a Secret named by spec.decryption.secretRef"), nil
+	}
+	return status.Next, nil
+}
+
+// fetch finds the source's artifact and makes its tree available.
+func (c *Controller) fetch(ctx context.Context, cy *cycle) (status.Result, error) {
+	ref := cy.ks.Spec.SourceRef
+	namespace := sourceNamespace(cy.ks)
+	if namespace != cy.ks.Namespace && c.opts.NoCrossNamespaceRefs {
+		return status.Stalled(acl.AccessDeniedReason, fmt.Sprintf(
+			"can't access '%s', cross-namespace references have been blocked", describe(ref, namespace))), nil
+	}
+	art, err := c.sourceArtifact(ctx, ref.Kind, types.NamespacedName{Namespace: namespace, Name: ref.Name})
+	switch {
+	case apierrors.IsNotFound(err):
+		return status.Wait(meta.ArtifactFailedReason, fmt.Sprintf("Source '%s' not found", describe(ref, namespace)), 0), nil
+	case errors.Is(err, errUnknownSource):
+		return status.Stalled(meta.ArtifactFailedReason, err.Error()), nil
+	case err != nil:
+		return status.Result{}, status.Fail(meta.ArtifactFailedReason, err)
+	case art == nil:
+		return status.Wait(meta.ArtifactFailedReason, fmt.Sprintf("Source artifact not found: '%s' has none yet", describe(ref, namespace)), 0), nil
+	}
+	dir, release, err := c.opts.Artifacts.Tree(ctx, art)
+	if errors.Is(err, artifact.ErrNotFound) {
+		return status.Wait(meta.ArtifactFailedReason, fmt.Sprintf("Source is not ready, artifact not found: %v", err), cy.ks.GetRetryInterval()), nil
+	}
+	if err != nil {
+		return status.Result{}, status.Fail(meta.ArtifactFailedReason, fmt.Errorf("fetch artifact %s: %w", art.Revision, err))
+	}
+	cy.artifact, cy.dir, cy.release, cy.origin = art, dir, release, art.Metadata[originRevision]
+	return status.Next, nil
+}
+
+func sourceNamespace(ks *kustomizev1.Kustomization) string {
+	if ks.Spec.SourceRef.Namespace != "" {
+		return ks.Spec.SourceRef.Namespace
+	}
+	return ks.Namespace
+}
+
+var errUnknownSource = errors.New("unknown kind of source")
+
+// sourceArtifact returns the artifact of a source, nil if it has none yet.
+func (c *Controller) sourceArtifact(ctx context.Context, kind string, key types.NamespacedName) (*meta.Artifact, error) {
+	var obj interface {
+		client.Object
+		GetArtifact() *meta.Artifact
+	}
+	switch kind {
+	case sourcev1.GitRepositoryKind:
+		obj = &sourcev1.GitRepository{}
+	case sourcev1.OCIRepositoryKind:
+		obj = &sourcev1.OCIRepository{}
+	case sourcev1.BucketKind:
+		obj = &sourcev1.Bucket{}
+	case sourcev1.ExternalArtifactKind:
+		obj = &sourcev1.ExternalArtifact{}
+	default:
+		return nil, fmt.Errorf("%w %q: sourceRef.kind is GitRepository, OCIRepository, Bucket or ExternalArtifact", errUnknownSource, kind)
+	}
+	if err := c.opts.Client.Get(ctx, key, obj); err != nil {
+		return nil, err
+	}
+	return obj.GetArtifact(), nil
+}
