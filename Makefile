@@ -78,8 +78,9 @@ providers: ## build the provider mirror that tests and demo use
 	hack/providers.sh
 
 .PHONY: bench
-bench: build ## measure units beside the raw CLI (N=30 units)
-	$(GO) run ./bench -terrace bin/terrace -tofu bin/tofu -units $(or $(N),30)
+bench: build ## measure beside the raw CLI and a bare client (N=30 Terraform units, APPS=100 Kustomizations)
+	$(GO) run ./bench/terraform -terrace bin/terrace -tofu bin/tofu -units $(or $(N),30)
+	$(GO) run ./bench/kustomization -terrace bin/terrace -tofu bin/tofu -apps $(or $(APPS),100)
 
 .PHONY: demo
 demo: build providers ## show the whole story on this machine

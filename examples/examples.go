@@ -11,16 +11,20 @@ import (
 	"io/fs"
 )
 
-//go:embed terraform-stack
+//go:embed all:full-stack
 var files embed.FS
 
-// TerraformStack is a repository with four Terraform units, each of which needs
-// the one before: network, cluster, database, handbook. terraform/ holds the
-// modules and clusters/production the manifests.
-func TerraformStack() fs.FS {
-	stack, err := fs.Sub(files, "terraform-stack")
+// FullStack is a repository with a stack from the network to the applications: a
+// root in clusters/production, Terraform units and Kustomizations that depend on
+// each other, and Secrets that are encrypted for the key in ThrowAwayKey.
+func FullStack() fs.FS {
+	stack, err := fs.Sub(files, "full-stack")
 	if err != nil {
 		panic(err) // only an invalid path can fail, and this one is a constant
 	}
 	return stack
 }
+
+// ThrowAwayKey is the file of FullStack with the age key that its Secrets are
+// encrypted for. Everybody can read it, so it protects nothing.
+const ThrowAwayKey = "throw-away.agekey"

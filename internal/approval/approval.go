@@ -22,6 +22,9 @@ const (
 type Request struct {
 	// ApprovePlan is the value of spec.approvePlan.
 	ApprovePlan string
+	// ApprovedPlan is the value of the annotation terrace.dev/approved-plan, which names a
+	// plan where the spec belongs to Git.
+	ApprovedPlan string
 	// Force is the value of spec.force: apply without asking.
 	Force bool
 	// PlanOnly is the value of spec.planOnly: never apply.
@@ -56,6 +59,8 @@ const (
 	ByAuto = "auto"
 	// BySpec is the value of By for an approvePlan that names the plan.
 	BySpec = "spec.approvePlan"
+	// ByAnnotation is the value of By for the annotation that names the plan.
+	ByAnnotation = "terrace.dev/approved-plan"
 	// ByForce is the value of By for spec.force.
 	ByForce = "force"
 )
@@ -64,7 +69,7 @@ const (
 type Decision struct {
 	// Approved tells that the plan may be applied.
 	Approved bool
-	// By is what approved it: ByAuto, BySpec or ByForce; empty if it is not approved.
+	// By is what approved it: ByAuto, BySpec, ByAnnotation or ByForce; empty if it is not approved.
 	By string
 	// Why is one sentence for logs and for the record of approvals.
 	Why string
@@ -104,6 +109,13 @@ func Decide(in Request) Decision {
 		return Decision{
 			Approved: true, By: BySpec,
 			Why:     fmt.Sprintf("spec.approvePlan is the plan's %s", name),
+			Message: "Plan generated",
+		}
+	}
+	if name := p.named(in.ApprovedPlan); name != "" {
+		return Decision{
+			Approved: true, By: ByAnnotation,
+			Why:     fmt.Sprintf("annotation %s is the plan's %s", ByAnnotation, name),
 			Message: "Plan generated",
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 // Annotations that an approval leaves on the unit: who gave it, as the API
@@ -172,6 +173,10 @@ func approvableTerraform(o object, doing string) (pending, error) {
 	}
 	id := tf.Status.Plan.Pending
 	p := pending{id: id, fields: map[string]any{"spec": map[string]any{"approvePlan": id}}}
+	if tf.Labels[kustomization.Resource.Group+"/name"] != "" {
+		// A Kustomization applies it, and would put spec.approvePlan back at once.
+		p.fields = annotations(map[string]any{v1alpha1.ApprovedPlanAnnotation: id})
+	}
 	if last := tf.Status.LastPlan; last != nil && last.ID == id {
 		p.does = sentence(last)
 	}

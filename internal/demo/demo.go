@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: The Terrace Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package demo is the story of the README as a program: a Git repository with
-// Terraform units that need each other, from the first commit to the last
-// deletion. It is a client and nothing more: it starts the terrace binary as a
-// process, types the commands that a user would type, and watches the objects.
-// What is promised and does not happen ends it with an error.
+// Package demo is the story of the README as a program: a Git repository with a
+// whole stack in it, from the network to the applications, from an empty directory
+// to a change in production. It is a client and nothing more: it starts the terrace
+// binary as a process, types the commands that a user would type, and watches the
+// objects. What is promised and does not happen ends it with an error.
 //
 // Everything is in one directory, which is removed at the end unless it is to be
 // kept.
@@ -71,7 +71,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		options: o,
 		dir:     dir,
 		say:     newTeller(o.Out, o.Color),
-		repo:    &repository{dir: filepath.Join(dir, "stack")},
+		repo:    &repository{dir: filepath.Join(dir, "repository")},
 	}
 	defer func() {
 		stopErr := t.end()

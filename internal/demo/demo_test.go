@@ -6,13 +6,16 @@ package demo
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
 
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/apis/meta"
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -72,13 +75,13 @@ func TestCut(t *testing.T) {
 	}
 }
 
-func unit(name, commit, applied string, planned int64, ready bool) *infra.Terraform {
+func tf(name, commit, applied string, planned int64, ready bool) unit {
 	status := metav1.ConditionFalse
 	if ready {
 		status = metav1.ConditionTrue
 	}
 	at := metav1.Unix(planned, 0)
-	return &infra.Terraform{
+	return unit{terraform: &infra.Terraform{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 2},
 		Status: infra.TerraformStatus{
 			ObservedGeneration:  2,
@@ -87,27 +90,45 @@ func unit(name, commit, applied string, planned int64, ready bool) *infra.Terraf
 			Plan:                infra.PlanStatus{LastApplied: applied},
 			Conditions:          []metav1.Condition{{Type: meta.ReadyCondition, Status: status}},
 		},
+	}}
+}
+
+func ks(name, commit, built string, ready bool) unit {
+	status := metav1.ConditionFalse
+	if ready {
+		status = metav1.ConditionTrue
 	}
+	return unit{kustomization: &kustomizev1.Kustomization{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 2},
+		Status: kustomizev1.KustomizationStatus{
+			ObservedGeneration:  2,
+			LastAppliedRevision: "main@sha1:" + commit,
+			History:             meta.History{{Digest: built}},
+			Conditions:          []metav1.Condition{{Type: meta.ReadyCondition, Status: status}},
+		},
+	}}
 }
 
 func TestSettledAt(t *testing.T) {
-	stale := unit("a", "c2", "p1", 1, true)
-	stale.Generation = 3
+	stale := tf("a", "c2", "p1", 1, true)
+	stale.terraform.Generation = 3
 	cases := map[string]struct {
 		reason string
-		a      *infra.Terraform
+		a      unit
 		want   bool
 	}{
-		"settled":     {"ready, at the commit", unit("a", "c2", "p1", 1, true), true},
-		"behind":      {"ready, but at the commit before", unit("a", "c1", "p1", 1, true), false},
-		"not ready":   {"at the commit, but not ready", unit("a", "c2", "p1", 1, false), false},
-		"not seen":    {"a unit that is not there is not settled", nil, false},
-		"not current": {"ready, but for the spec before", stale, false},
+		"settled":              {"ready, at the commit", tf("a", "c2", "p1", 1, true), true},
+		"behind":               {"ready, but at the commit before", tf("a", "c1", "p1", 1, true), false},
+		"not ready":            {"at the commit, but not ready", tf("a", "c2", "p1", 1, false), false},
+		"not seen":             {"a unit that is not there is not settled", unit{}, false},
+		"not current":          {"ready, but for the spec before", stale, false},
+		"kustomization":        {"ready, at the commit", ks("a", "c2", "b1", true), true},
+		"kustomization behind": {"ready, but at the commit before", ks("a", "c1", "b1", true), false},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			v := view{"b": unit("b", "c2", "p1", 1, true)}
-			if tc.a != nil {
+			v := view{"b": tf("b", "c2", "p1", 1, true)}
+			if tc.a != (unit{}) {
 				v["a"] = tc.a
 			}
 			if got := v.settledAt("c2", "a", "b"); got != tc.want {
@@ -118,36 +139,64 @@ func TestSettledAt(t *testing.T) {
 }
 
 func TestRan(t *testing.T) {
-	before := view{"a": unit("a", "c1", "p1", 1, true), "b": unit("b", "c1", "p1", 1, true), "c": unit("c", "c1", "p1", 1, true)}
-	now := view{
-		"a": unit("a", "c2", "p1", 1, true), // only took note of the commit
-		"b": unit("b", "c2", "p1", 2, true), // planned, with no change
-		"c": unit("c", "c2", "p2", 1, true), // applied
-		"d": unit("d", "c2", "p1", 1, true), // new
+	before := view{
+		"a": tf("a", "c1", "p1", 1, true), "b": tf("b", "c1", "p1", 1, true), "c": tf("c", "c1", "p1", 1, true),
+		"e": ks("e", "c1", "b1", true), "f": ks("f", "c1", "b1", true),
 	}
-	if diff := cmp.Diff([]string{"b", "c", "d"}, ran(before, now)); diff != "" {
+	now := view{
+		"a": tf("a", "c2", "p1", 1, true), // only took note of the commit
+		"b": tf("b", "c2", "p1", 2, true), // planned, with no change
+		"c": tf("c", "c2", "p2", 1, true), // applied
+		"d": tf("d", "c2", "p1", 1, true), // new
+		"e": ks("e", "c2", "b1", true),    // only took note of the commit
+		"f": ks("f", "c2", "b2", true),    // built something else
+	}
+	if diff := cmp.Diff([]string{"b", "c", "d", "f"}, ran(before, now)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
+func TestMessageOfWorkUnderWay(t *testing.T) {
+	one := ks("a", "c1", "b1", false)
+	one.kustomization.Status.Conditions = []metav1.Condition{
+		{Type: meta.ReadyCondition, Status: metav1.ConditionUnknown, Message: "Reconciliation in progress"},
+		{Type: meta.ReconcilingCondition, Status: metav1.ConditionTrue, Message: "waiting for Deployment/web"},
+	}
+	if got := one.message(); got != "waiting for Deployment/web" {
+		t.Errorf("the message does not say with what it is under way: %q", got)
+	}
+}
+
+func watched(seen view) *units {
+	return &units{seen: seen, changed: make(chan struct{}), say: newTeller(&bytes.Buffer{}, false)}
+}
+
 func TestUntilSaysWhatItWaitedFor(t *testing.T) {
-	u := &units{seen: view{"a": unit("a", "c1", "p1", 1, false)}, changed: make(chan struct{}), say: newTeller(&bytes.Buffer{}, false)}
-	u.seen["a"].Status.Conditions[0].Message = "init: provider not found"
-	err := u.until(t.Context(), "a to be ready", 1, func(v view) bool { return v.ready("a") })
+	a := tf("a", "c1", "p1", 1, false)
+	a.terraform.Status.Conditions[0].Message = "init: provider not found"
+	err := watched(view{"a": a}).until(t.Context(), "a to be ready", 1, func(v view) bool { return v.ready("a") })
 	if err == nil || !strings.Contains(err.Error(), "a to be ready") || !strings.Contains(err.Error(), "provider not found") {
 		t.Errorf("the error does not say what was awaited and what was there instead: %v", err)
 	}
 }
 
 func TestUntilWakes(t *testing.T) {
-	u := &units{seen: view{}, changed: make(chan struct{}), say: newTeller(&bytes.Buffer{}, false)}
+	u := watched(view{})
 	done := make(chan error, 1)
 	go func() {
 		done <- u.until(t.Context(), "a to be ready", time.Minute, func(v view) bool { return v.ready("a") })
 	}()
-	u.note(unit("a", "c1", "p1", 1, true), false)
+	u.note(tf("a", "c1", "p1", 1, true), false)
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestReplaceKeepsTheOtherKind(t *testing.T) {
+	u := watched(view{"a": tf("a", "c1", "p1", 1, true), "b": ks("b", "c1", "b1", true), "c": tf("c", "c1", "p1", 1, true)})
+	u.replace(true, view{"c": tf("c", "c1", "p1", 1, true)})
+	if got := slices.Sorted(maps.Keys(u.snapshot())); !slices.Equal(got, []string{"b", "c"}) {
+		t.Errorf("known are %v, want b, which is no Terraform, and c, which is still there", got)
 	}
 }
 
@@ -218,6 +267,15 @@ func TestRunRefusesADirectoryThatIsNotEmpty(t *testing.T) {
 	}
 	if out.Len() > 0 {
 		t.Errorf("it said %q before it looked", out.String())
+	}
+}
+
+func TestWaitEndsWithThePlane(t *testing.T) {
+	p := &plane{exited: make(chan struct{})}
+	tale := &tale{plane: p, units: watched(view{})}
+	close(p.exited)
+	if err := tale.until(t.Context(), "a to be ready", func(view) bool { return false }); !errors.Is(err, errEnded) {
+		t.Errorf("the wait did not end with the control plane: %v", err)
 	}
 }
 

@@ -105,7 +105,7 @@ func (p *plane) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, path := range []string{"/readyz", "/apis/infra.contrib.fluxcd.io/v1alpha2/terraforms", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories"} {
+	for _, path := range []string{"/readyz", "/apis/infra.contrib.fluxcd.io/v1alpha2/terraforms", "/apis/kustomize.toolkit.fluxcd.io/v1/kustomizations", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories"} {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+path, nil)
 		if err != nil {
 			return err
@@ -128,7 +128,8 @@ func (p *plane) config() (*rest.Config, error) {
 }
 
 // run runs one command of terrace against the control plane and returns what it
-// printed on standard output.
+// printed on standard output. An exit code other than 0 is an *exec.ExitError below
+// the error that names the command.
 func (p *plane) run(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -140,9 +141,27 @@ func (p *plane) run(ctx context.Context, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("terrace %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return string(out), fmt.Errorf("terrace %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return string(out), nil
+}
+
+// errEnded is why a wait ends when the control plane does before it is told to.
+var errEnded = errors.New("terrace up ended")
+
+// whileUp returns a context that ends with the process, for waits that are in vain
+// without it. Call stop when the wait is over.
+func (p *plane) whileUp(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	exited := p.exited
+	go func() {
+		select {
+		case <-exited:
+			cancel(errEnded)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // kill ends the process as a power cut would.

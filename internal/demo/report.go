@@ -66,7 +66,7 @@ func (w *teller) command(args ...string) {
 // quote shows what a command answered, indented, without empty lines at its ends.
 func (w *teller) quote(text string) {
 	for l := range strings.SplitSeq(strings.Trim(text, "\n"), "\n") {
-		w.print("     %s\n", strings.TrimRight(l, " "))
+		w.print("%s\n", strings.TrimRight("     "+l, " "))
 	}
 }
 
@@ -74,7 +74,7 @@ func (w *teller) quote(text string) {
 func (w *teller) seen(who, format string, args ...any) {
 	at := fmt.Sprintf("%6.1fs", time.Since(w.begun).Seconds())
 	what := hashes.ReplaceAllString(fmt.Sprintf(format, args...), "$1")
-	w.print("   %s %-9s %s\n", w.style(faint, at), who, cut(what, 100))
+	w.print("   %s %-15s %s\n", w.style(faint, at), who, cut(what, 100))
 }
 
 // hashes finds commit hashes, of which the first digits are enough to read.

@@ -31,7 +31,7 @@ func (r *repository) create(ctx context.Context, files fs.FS) error {
 	if _, err := r.git(ctx, "init", "--quiet", "--initial-branch=main"); err != nil {
 		return err
 	}
-	_, err := r.commit(ctx, "A network, a cluster, a database and a handbook")
+	_, err := r.commit(ctx, "A network, a cluster, a platform and a shop")
 	return err
 }
 

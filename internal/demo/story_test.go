@@ -14,8 +14,8 @@ import (
 )
 
 // TestStory tells the whole story with the binaries that were built: what the
-// README promises, from a commit to applied, approved, repaired, restarted and
-// destroyed.
+// README promises, from an empty directory to the whole stack, repaired, restarted
+// and changed.
 func TestStory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the whole story takes a minute")
@@ -37,9 +37,12 @@ func TestStory(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	for _, wanted := range []string{
-		"Plan: 4 to add, 0 to change, 0 to destroy.",      // network's plan
-		"database waits for a person",                     // the approval
-		"all four units are at the new commit; ran: clus", // the commit that touches one
+		"Plan: 4 to add, 0 to change, 0 to destroy.",               // network's plan
+		"database waits for a person",                              // the approval
+		"all 11 units are at the new commit; ran: nodes, platform", // what an output goes on to
+		"all 11 units are at the new commit; ran: nothing",         // the commit that touches none
+		"all 10 units are at the new commit; ran: shop-production", // the overlay
+		"production moved, staging and everything else did not",    // and its proof
 		"All as promised",
 	} {
 		if !strings.Contains(out.String(), wanted) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"sort"
 	"strings"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/fluxcd/cli-utils/pkg/kstatus/status"
 	"github.com/fluxcd/pkg/ssa"
-	ssaerrors "github.com/fluxcd/pkg/ssa/errors"
 	"github.com/fluxcd/pkg/ssa/jsondiff"
 	"github.com/fluxcd/pkg/ssa/utils"
 	"golang.org/x/sync/errgroup"
@@ -135,6 +135,8 @@ type item struct {
 	dry     *unstructured.Unstructured // the answer of the dry-run
 	again   bool                       // has to be deleted first
 	apply   bool
+	// verified tells that the dry-run has found it as it should be.
+	verified bool
 }
 
 // Apply brings the objects of one stage to the cluster. All of them are tried by a
@@ -328,6 +330,11 @@ func (k *Client) dryRun(ctx context.Context, items []*item, except *item, o Opti
 		})
 	}
 	_ = g.Wait()
+	for _, it := range items {
+		if it.verified { // written here: the map is not for concurrent use
+			o.Verified[it.key.ID()] = Pair{it.desired, it.live.Content}
+		}
+	}
 	slices.SortFunc(failed, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	if len(failed) > maxErrors {
 		more := len(failed) - maxErrors
@@ -351,8 +358,7 @@ func (k *Client) try(ctx context.Context, it *item, o Options) error {
 		it.change.Action = Created
 	case it.live != nil && contentDigest(answer) == it.live.Content && !k.needsCleanup(it, answer, o):
 		// What it has is what it should have; from now on that is known.
-		it.change.Action, it.apply = Unchanged, false
-		o.Verified[it.key.ID()] = Pair{it.desired, it.live.Content}
+		it.change.Action, it.apply, it.verified = Unchanged, false, true
 	default:
 		it.change.Action = Configured
 	}
@@ -366,7 +372,7 @@ func (k *Client) refused(it *item, o Options, dry bool, err error) error {
 		it.change, it.apply = Change{Key: it.key, Action: Held, After: it.object, Why: unknown.Error()}, false
 		return nil
 	}
-	immutable := ssaerrors.IsImmutableError(err)
+	immutable := isImmutable(err)
 	if immutable && k.forced(it, o) {
 		it.again = true
 		it.change.Action, it.change.After, it.change.Why = Recreated, it.object, err.Error()
@@ -374,6 +380,13 @@ func (k *Client) refused(it *item, o Options, dry bool, err error) error {
 	}
 	return &ObjectError{ID: it.key.ID(), Dry: dry, Immutable: immutable, Err: err}
 }
+
+// immutable matches what the API server, webhooks and CEL rules say of a field that
+// cannot change. Other refusals must not count: the object would be deleted, and its
+// successor be refused as well.
+var immutable = regexp.MustCompile(`(?i)immutable|(cannot|can not|may not|must not) (be )?chang|updates to .* for fields other than`)
+
+func isImmutable(err error) bool { return immutable.MatchString(err.Error()) }
 
 func (k *Client) forced(it *item, o Options) bool {
 	owner := k.cluster.owner
@@ -439,6 +452,9 @@ func staleVersion(err error) bool {
 
 // recreate deletes an object and creates it again, at once if nothing holds it.
 func (k *Client) recreate(ctx context.Context, it *item, o Options) error {
+	if err := k.creatable(ctx, it); err != nil {
+		return err
+	}
 	var uid types.UID
 	if it.live != nil {
 		uid = it.live.UID
@@ -461,6 +477,20 @@ func (k *Client) recreate(ctx context.Context, it *item, o Options) error {
 	}
 	it.change.Action = Recreated
 	k.confirm(it, answer, o)
+	return nil
+}
+
+// creatable asks whether the API server would take the object as a new one, by a
+// dry-run under another name: what is deleted first and then refused would be lost.
+func (k *Client) creatable(ctx context.Context, it *item) error {
+	if it.key.Namespace == "" {
+		return nil // names of cluster kinds say what they are, and cannot be made up
+	}
+	o := it.object.DeepCopy()
+	o.SetName(it.key.Name[:min(len(it.key.Name), 40)] + "-terrace-check")
+	if _, err := k.apply(ctx, o, true); apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+		return &ObjectError{ID: it.key.ID(), Dry: true, Err: err}
+	}
 	return nil
 }
 
@@ -526,7 +556,7 @@ func (k *Client) delegate(ctx context.Context, it *item, o Options) error {
 	opts.MigrateAPIVersion = true
 	entry, err := m.Apply(ctx, it.object.DeepCopy(), opts)
 	if err != nil {
-		return &ObjectError{ID: it.key.ID(), Immutable: ssaerrors.IsImmutableError(err), Err: err}
+		return &ObjectError{ID: it.key.ID(), Immutable: isImmutable(err), Err: err}
 	}
 	answer, err := k.Get(ctx, it.key.Kind, it.key.Namespace, it.key.Name)
 	if err != nil {

@@ -53,6 +53,8 @@ type Record struct {
 	// Content is the digest of the object without its status; see contentDigest.
 	Content string
 	Health  Health
+	// status is the digest of its status, which a unit's own expressions may read.
+	status string
 	// Deleting tells that the object waits for its finalizers.
 	Deleting bool
 
@@ -275,7 +277,7 @@ func (v *View) put(gvk schema.GroupVersionKind, o *unstructured.Unstructured) *R
 	}
 	v.records[key] = now
 	var woken []types.NamespacedName
-	if old == nil || old.Content != now.Content || old.Health != now.Health || old.Deleting != now.Deleting || old.Unit != now.Unit {
+	if old == nil || old.Content != now.Content || old.status != now.status || old.Deleting != now.Deleting || old.Unit != now.Unit {
 		woken = append(woken, v.interested(key, now)...)
 		if old != nil && old.Unit != now.Unit {
 			woken = append(woken, old.Unit)
@@ -292,7 +294,7 @@ func newRecord(owner Owner, o *unstructured.Unstructured) *Record {
 	raw, _ := json.Marshal(o.Object) // it was decoded from JSON
 	return &Record{
 		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(), Unit: owner.unitOf(o.GetLabels()),
-		Content: contentDigest(o), Health: health(o), Deleting: o.GetDeletionTimestamp() != nil, raw: raw,
+		Content: contentDigest(o), Health: health(o), status: jsonDigest(o.Object["status"]), Deleting: o.GetDeletionTimestamp() != nil, raw: raw,
 	}
 }
 

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Terrace Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference reads the Secrets and ConfigMaps that specs refer to. It caches
-// no content: a watch of their metadata tells that something changed, and what is
-// remembered of the content is a keyed digest by resourceVersion.
+// Package reference reads the Secrets and ConfigMaps that specs refer to. A watch of
+// their metadata tells that something changed; what is remembered of a Secret's
+// content is a keyed digest by resourceVersion, and nothing else.
 //
 // It does not know what the content is for, and writes nothing.
 package reference
@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -53,19 +54,38 @@ type Reader struct {
 	cached   client.Reader
 	uncached client.Reader
 	key      []byte
-	digests  *lru.Cache // types.UID → versionDigest
+	content  *lru.Cache // types.UID of a ConfigMap → versionContent
+	digests  *lru.Cache // digestKey → versionDigest
 }
 
 // knownDigests is how many references have their digest remembered; of more than
 // that, some are read again.
 const knownDigests = 16384
 
+// knownContents is how many small ConfigMaps are remembered: many units of a
+// repository read the same. The content of Secrets never is.
+const (
+	knownContents = 128
+	smallContent  = 32 << 10 // bytes
+)
+
+type versionContent struct {
+	version string
+	content map[string][]byte
+}
+
+// digestKey names a digest of an object, over some of its keys.
+type digestKey struct {
+	uid  types.UID
+	keys string
+}
+
 type versionDigest struct{ version, digest string }
 
 // NewReader returns a Reader. cached serves PartialObjectMetadata from a watch,
 // uncached reads from the API server, and key is that of the digests.
 func NewReader(cached, uncached client.Reader, key []byte) *Reader {
-	return &Reader{cached: cached, uncached: uncached, key: key, digests: lru.New(knownDigests)}
+	return &Reader{cached: cached, uncached: uncached, key: key, content: lru.New(knownContents), digests: lru.New(knownDigests)}
 }
 
 // Metadata returns the metadata of a reference from the watch, nil if it does not exist.
@@ -80,15 +100,16 @@ func (r *Reader) Metadata(ctx context.Context, ref Reference) (*metav1.PartialOb
 	return m, nil
 }
 
-// Digest returns a keyed digest of a reference's content, "" if it does not exist.
-// Content that had to be fetched for it is put into fetched, so that a run that
-// follows does not ask again.
-func (r *Reader) Digest(ctx context.Context, ref Reference, fetched Data) (string, error) {
+// Digest returns a keyed digest of a reference's content, "" if it does not exist;
+// with keys, of the content of those alone. Content that had to be fetched for it is
+// put into fetched, so that a run that follows does not ask again.
+func (r *Reader) Digest(ctx context.Context, ref Reference, fetched Data, keys ...string) (string, error) {
 	m, err := r.Metadata(ctx, ref)
 	if err != nil || m == nil {
 		return "", err
 	}
-	if known, ok := r.digests.Get(m.UID); ok && known.(versionDigest).version == m.ResourceVersion {
+	key := digestKey{m.UID, strings.Join(keys, "\x00")}
+	if known, ok := r.digests.Get(key); ok && known.(versionDigest).version == m.ResourceVersion {
 		return known.(versionDigest).digest, nil
 	}
 	content, version, uid, err := r.Fetch(ctx, ref)
@@ -96,9 +117,23 @@ func (r *Reader) Digest(ctx context.Context, ref Reference, fetched Data) (strin
 		return "", err
 	}
 	fetched[ref] = content
-	d := r.sum(content)
-	r.digests.Add(uid, versionDigest{version, d})
+	d := r.sum(only(content, keys))
+	r.digests.Add(digestKey{uid, key.keys}, versionDigest{version, d})
 	return d, nil
+}
+
+// only returns the part of the content that keys name, all of it for none.
+func only(content map[string][]byte, keys []string) map[string][]byte {
+	if len(keys) == 0 {
+		return content
+	}
+	part := map[string][]byte{}
+	for _, k := range keys {
+		if v, ok := content[k]; ok {
+			part[k] = v
+		}
+	}
+	return part
 }
 
 // Fetch reads a reference from the API server; content is nil if it does not exist.
@@ -112,6 +147,9 @@ func (r *Reader) Fetch(ctx context.Context, ref Reference) (content map[string][
 		maps.Copy(content, s.Data)
 		meta = &s.ObjectMeta
 	case ConfigMap:
+		if known, uid, ok := r.known(ctx, ref); ok {
+			return known.content, known.version, uid, nil
+		}
 		var m corev1.ConfigMap
 		err = r.uncached.Get(ctx, ref.Key(), &m)
 		for k, v := range m.Data {
@@ -127,6 +165,9 @@ func (r *Reader) Fetch(ctx context.Context, ref Reference) (content map[string][
 	} else if err != nil {
 		return nil, "", "", fmt.Errorf("read %s: %w", ref, err)
 	}
+	if ref.Kind == ConfigMap && sizeOf(content) <= smallContent {
+		r.content.Add(meta.UID, versionContent{meta.ResourceVersion, content})
+	}
 	return content, meta.ResourceVersion, meta.UID, nil
 }
 
@@ -139,4 +180,24 @@ func (r *Reader) sum(content map[string][]byte) string {
 		h.Write(content[k])
 	}
 	return hex.EncodeToString(h.Sum(nil))
+}
+
+// known returns the content of a ConfigMap that has not changed since it was read.
+func (r *Reader) known(ctx context.Context, ref Reference) (versionContent, types.UID, bool) {
+	m, err := r.Metadata(ctx, ref)
+	if err != nil || m == nil {
+		return versionContent{}, "", false
+	}
+	v, ok := r.content.Get(m.UID)
+	if !ok || v.(versionContent).version != m.ResourceVersion {
+		return versionContent{}, "", false
+	}
+	return v.(versionContent), m.UID, true
+}
+
+func sizeOf(content map[string][]byte) (n int) {
+	for k, v := range content {
+		n += len(k) + len(v)
+	}
+	return n
 }

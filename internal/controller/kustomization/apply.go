@@ -72,7 +72,7 @@ func (c *Controller) apply(ctx context.Context, cy *cycle) (status.Result, error
 	if err != nil {
 		a.failed, a.retry = err, now.Add(cy.ks.GetRetryInterval())
 		c.snapshot(cy, status.ReasonOf(err, meta.ReconciliationFailedReason))
-		return status.Result{}, c.withLog(err, a)
+		return status.Result{}, hide(a.build.secrets, c.withLog(err, a))
 	}
 	if !res.IsNext() {
 		return res, nil
@@ -168,7 +168,7 @@ func (c *Controller) applied(cy *cycle, a *attempt) {
 	for _, ch := range sortedChanges(a.changes) {
 		if ch.Action.Changes() {
 			cy.worked = true
-			lines = append(lines, c.describeChange(ch, a.drift))
+			lines = append(lines, c.describeChange(ch, a))
 		}
 	}
 	if len(lines) == 0 {
@@ -193,11 +193,11 @@ func sortedChanges(all map[kube.ID]kube.Change) []kube.Change {
 }
 
 // describeChange writes a change for an event; with what differed, where it repairs.
-func (c *Controller) describeChange(ch kube.Change, fields bool) string {
-	if !fields || ch.Before == nil || ch.After == nil {
+func (c *Controller) describeChange(ch kube.Change, a *attempt) string {
+	if !a.drift || ch.Before == nil || ch.After == nil {
 		return ch.String()
 	}
-	p, err := plan.FromObjects([]plan.ObjectChange{{Action: plan.ActionUpdate, Before: ch.Before.Object, After: ch.After.Object}}, plan.Inputs{Key: c.key})
+	p, err := plan.FromObjects([]plan.ObjectChange{{Action: plan.ActionUpdate, Before: ch.Before.Object, After: ch.After.Object}}, plan.Inputs{Key: c.key, Sensitive: a.build.secrets})
 	if err != nil || len(p.Changes) == 0 {
 		return ch.String()
 	}

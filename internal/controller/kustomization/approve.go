@@ -52,8 +52,8 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		return status.Next, nil
 	}
 	d := approval.Decide(approval.Request{
-		ApprovePlan: ks.Annotations[v1alpha1.ApprovedPlanAnnotation],
-		Pending:     &approval.Pending{ID: p.ID, Digest: p.Digest},
+		ApprovedPlan: ks.Annotations[v1alpha1.ApprovedPlanAnnotation],
+		Pending:      &approval.Pending{ID: p.ID, Digest: p.Digest},
 	})
 	if d.Approved {
 		m.plan = &waitingPlan{inputs: cy.inputs, approved: p.Digest}
@@ -69,7 +69,7 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 	conditions.Delete(ks, meta.ReconcilingCondition)
 	conditions.Delete(ks, meta.StalledCondition)
 	ks.Status.ObservedGeneration = ks.Generation
-	return status.Wait(quiet, "", ks.GetRequeueAfter()), nil
+	return status.Wait(told, "", ks.GetRequeueAfter()), nil
 }
 
 // plan tells what an apply of the build would do, prunes included. It writes nothing.
@@ -83,7 +83,7 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, error) {
 	for _, stage := range kube.Stages(b.objects, nil) {
 		changes, err := cy.client.Diff(ctx, stage, opts)
 		if err != nil {
-			return nil, err
+			return nil, hide(b.secrets, err)
 		}
 		for _, ch := range changes {
 			if oc, ok := ch.Planned(); ok {
@@ -104,7 +104,7 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, error) {
 			}
 		}
 	}
-	p, err := plan.FromObjects(all, plan.Inputs{Revision: cy.artifact.Revision, Key: c.key})
+	p, err := plan.FromObjects(all, plan.Inputs{Revision: cy.artifact.Revision, Key: c.key, Sensitive: b.secrets})
 	if err != nil {
 		return nil, fmt.Errorf("make plan: %w", err)
 	}

@@ -224,6 +224,12 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	case res.IsStalled():
 		c.stalled(cy, res.Reason, res.Message)
 	case res.Reason == quiet:
+		// What there is to write is written with what comes of the wait. The journal has what
+		// must not be lost until then.
+		cy.base.DeepCopyInto(ks)
+		c.tell(cy)
+		return ctrl.Result{RequeueAfter: requeue}, nil
+	case res.Reason == told:
 	case res.Reason == meta.ProgressingReason:
 		progress(ks, res.Message)
 	case res.Reason != "":
@@ -234,8 +240,12 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	return c.commit(ctx, cy, requeue)
 }
 
-// quiet is the reason of a wait that nobody need see.
-const quiet = "-"
+const (
+	// quiet is the reason of a wait that nobody need see.
+	quiet = "quiet"
+	// told is the reason of a wait whose conditions are set already.
+	told = "told"
+)
 
 // commit writes the status and then does what must only follow the write.
 func (c *Controller) commit(ctx context.Context, cy *cycle, requeue time.Duration) (ctrl.Result, error) {

@@ -62,8 +62,19 @@ func (c *Controller) dependencyWait(ctx context.Context, cy *cycle, why string) 
 	if cycle != "" {
 		return status.Stalled(v1alpha1.ReasonDependencyCycle, "dependency cycle: "+cycle+"; remove one dependsOn of it"), nil
 	}
+	if c.idle(cy) {
+		// It has nothing to apply, so nothing of it has to come later; but it takes note of
+		// the revision only after its dependencies, since others may wait for all of them.
+		return status.Wait(quiet, "", cy.ks.GetRetryInterval()), nil
+	}
 	// A kind that is not installed yet tells nobody when it is.
 	return status.Wait(meta.DependencyNotReadyReason, why, cy.ks.GetRetryInterval()), nil
+}
+
+// idle tells whether the unit is Ready and what it should apply is what it has applied.
+func (c *Controller) idle(cy *cycle) bool {
+	return cy.buildErr == nil && cy.mem.attempt == nil && cy.inputs != "" && cy.inputs == cy.mem.applied &&
+		conditions.IsReady(cy.base) && cy.base.Status.ObservedGeneration == cy.ks.Generation && !cy.requested
 }
 
 // expressionError is a readyExpr that cannot be evaluated at all.

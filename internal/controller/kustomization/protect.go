@@ -62,12 +62,16 @@ func (c *Controller) unitsIn(ctx context.Context, cy *cycle, namespace string, s
 	for _, k := range stale {
 		going[k.ID()] = true
 	}
+	// The cache may hold some namespaces only, and refuses to be asked for another.
 	var units kustomizev1.KustomizationList
-	if err := c.opts.Client.List(ctx, &units, client.InNamespace(namespace)); err != nil {
+	if err := c.opts.Client.List(ctx, &units); err != nil {
 		return err.Error()
 	}
 	for i := range units.Items {
 		u := &units.Items[i]
+		if u.Namespace != namespace {
+			continue
+		}
 		id := kube.ID{Namespace: u.Namespace, Name: u.Name}
 		id.GroupKind.Group, id.GroupKind.Kind = kustomizev1.GroupVersion.Group, kustomizev1.KustomizationKind
 		if u.DeletionTimestamp.IsZero() && !going[id] {
@@ -75,11 +79,14 @@ func (c *Controller) unitsIn(ctx context.Context, cy *cycle, namespace string, s
 		}
 	}
 	var stacks infra.TerraformList
-	if err := c.opts.Client.List(ctx, &stacks, client.InNamespace(namespace)); err != nil {
+	if err := c.opts.Client.List(ctx, &stacks); err != nil {
 		return err.Error()
 	}
 	for i := range stacks.Items {
 		u := &stacks.Items[i]
+		if u.Namespace != namespace {
+			continue
+		}
 		id := kube.ID{Namespace: u.Namespace, Name: u.Name}
 		id.GroupKind.Group, id.GroupKind.Kind = infra.GroupVersion.Group, infra.TerraformKind
 		if u.DeletionTimestamp.IsZero() && !going[id] {

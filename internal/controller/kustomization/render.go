@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/mask"
 	"github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/render/kustomize"
 	"github.com/terrace-dev/terrace/internal/render/sops"
@@ -31,6 +32,7 @@ import (
 type build struct {
 	objects []*unstructured.Unstructured // labelled and normalised
 	digest  string
+	secrets []string // values that must not be shown, from Secrets and SOPS
 }
 
 // look finds out whether this artifact says something else to this unit, and builds
@@ -70,12 +72,15 @@ func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error)
 // render builds, and remembers what the build read and made.
 func (c *Controller) render(ctx context.Context, cy *cycle, vars map[string]string, fetched reference.Data) error {
 	m := cy.mem
-	in, err := c.buildInput(ctx, cy, fetched)
+	in, secrets, err := c.buildInput(ctx, cy, fetched)
 	if err != nil {
 		cy.buildErr = err
 		return nil
 	}
 	out, buildErr := kustomize.Build(ctx, in)
+	if r, ok := in.Decrypt.(*recording); ok {
+		secrets = append(secrets, r.secrets...)
+	}
 	m.artifact, m.reads, m.built = cy.artifact.Digest, out.Reads, nil
 	if m.tree, err = out.Reads.Digest(cy.dir); err != nil {
 		return fmt.Errorf("read artifact %s: %w", cy.artifact.Revision, err)
@@ -86,14 +91,14 @@ func (c *Controller) render(ctx context.Context, cy *cycle, vars map[string]stri
 		buildErr = normalize.UnstructuredList(out.Objects)
 	}
 	if buildErr != nil {
-		cy.buildErr = status.Fail(buildReason(buildErr), buildErr)
+		cy.buildErr = status.Fail(buildReason(buildErr), hide(secrets, buildErr))
 		c.claims.claim(cy.name, nil)
 		return nil
 	}
 	for _, o := range out.Objects {
 		owner.Label(o, cy.name)
 	}
-	cy.build = &build{objects: out.Objects, digest: out.Digest}
+	cy.build = &build{objects: out.Objects, digest: out.Digest, secrets: secrets}
 	m.built = &built{digest: out.Digest, desired: digestsOf(out.Objects), ttlJobs: map[kube.ID]bool{}}
 	for _, id := range utils.ExtractJobsWithTTL(out.Objects) {
 		m.built.ttlJobs[id] = true
@@ -230,10 +235,10 @@ func whatFor(ks *kustomizev1.Kustomization, r reference.Reference) string {
 	return "spec.postBuild.substituteFrom names it; set optional: true there if it may be missing"
 }
 
-// buildInput gathers what the build needs beside the tree.
-func (c *Controller) buildInput(ctx context.Context, cy *cycle, fetched reference.Data) (kustomize.Input, error) {
+// buildInput gathers what the build needs beside the tree, and which of it is secret.
+func (c *Controller) buildInput(ctx context.Context, cy *cycle, fetched reference.Data) (in kustomize.Input, secrets []string, err error) {
 	ks := cy.ks
-	in := kustomize.Input{
+	in = kustomize.Input{
 		Dir: cy.dir, Unit: ks, Revision: cy.artifact.Revision, Strict: true,
 		RemoteBases: c.opts.AllowRemoteBases, Key: c.key,
 	}
@@ -249,22 +254,40 @@ func (c *Controller) buildInput(ctx context.Context, cy *cycle, fetched referenc
 		for _, s := range p.SubstituteFrom {
 			data, err := content(reference.Reference{Kind: s.Kind, Namespace: ks.Namespace, Name: s.Name})
 			if err != nil {
-				return in, err
+				return in, nil, err
 			}
 			for k, v := range data {
 				in.Variables[k] = string(v)
+				if s.Kind == reference.Secret {
+					secrets = append(secrets, string(v))
+				}
 			}
 		}
 		maps.Copy(in.Variables, p.Substitute)
 	}
 	decrypt, err := c.decryptor(ctx, ks, content)
 	if err != nil {
-		return in, err
+		return in, nil, err
 	}
 	if decrypt != nil {
-		in.Decrypt = decrypt
+		in.Decrypt = &recording{Decryptor: decrypt}
 	}
-	return in, nil
+	return in, secrets, nil
+}
+
+// hide masks secrets in an error: the API server quotes values that it refuses.
+func hide(secrets []string, err error) error {
+	if len(secrets) == 0 || err == nil {
+		return err
+	}
+	values := make([][]byte, len(secrets))
+	for i, s := range secrets {
+		values[i] = []byte(s)
+	}
+	if masked := mask.New(values...).String(err.Error()); masked != err.Error() {
+		return status.Fail(status.ReasonOf(err, meta.ReconciliationFailedReason), errors.New(masked))
+	}
+	return err
 }
 
 // decryptor returns what decrypts for a unit, nil if it asks for none.

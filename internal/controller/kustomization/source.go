@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/apis/acl"
@@ -23,6 +24,10 @@ import (
 
 // originRevision is the annotation by which an OCI artifact says what it was made from.
 const originRevision = "org.opencontainers.image.revision"
+
+// newborn is how long a new unit is silent about a source that is not there. The time
+// of its creation is known by the second.
+const newborn = 2 * time.Second
 
 // terminal begins the message of an error that only a change of the object mends, as in Flux.
 const terminal = "Reconciliation failed terminally due to configuration error: "
@@ -49,6 +54,9 @@ func (c *Controller) fetch(ctx context.Context, cy *cycle) (status.Result, error
 	}
 	art, err := c.sourceArtifact(ctx, ref.Kind, types.NamespacedName{Namespace: namespace, Name: ref.Name})
 	switch {
+	case (apierrors.IsNotFound(err) || err == nil && art == nil) && c.opts.Clock.Since(cy.ks.CreationTimestamp.Time) < newborn:
+		// It was probably created with its source, which is being fetched.
+		return status.Wait(quiet, "", newborn), nil
 	case apierrors.IsNotFound(err):
 		return status.Wait(meta.ArtifactFailedReason, fmt.Sprintf("Source '%s' not found", describe(ref, namespace)), 0), nil
 	case errors.Is(err, errUnknownSource):

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/approval"
 )
 
@@ -82,9 +83,10 @@ func decide(tf *infra.Terraform, f facts) step {
 			return step{do: makePlan, why: "pending plan is not in the store"}
 		}
 		d := approval.Decide(approval.Request{
-			ApprovePlan: tf.Spec.ApprovePlan,
-			Force:       tf.Spec.Force,
-			PlanOnly:    tf.Spec.PlanOnly,
+			ApprovePlan:  tf.Spec.ApprovePlan,
+			ApprovedPlan: tf.Annotations[v1alpha1.ApprovedPlanAnnotation],
+			Force:        tf.Spec.Force,
+			PlanOnly:     tf.Spec.PlanOnly,
 			Pending: &approval.Pending{
 				ID: st.LastPlan.ID, Digest: st.LastPlan.Digest, RevisionID: st.LastPlan.RevisionID,
 				Destroy: st.LastPlan.Destroy, Drift: st.LastPlan.Drift,

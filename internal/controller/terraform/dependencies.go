@@ -44,19 +44,42 @@ func (c *Controller) depend(ctx context.Context, cy *cycle) (terrace.Result, err
 		if cycle != "" {
 			return terrace.Stalled(infra.ReasonDependencyCycle, "dependency cycle: "+cycle+"; remove one dependsOn of it"), nil
 		}
-		return c.dependencyWait(cy, why), nil
+		return c.dependencyWait(ctx, cy, why)
 	}
 	return c.dependOnObjects(ctx, cy)
 }
 
 // dependencyWait tells of a wait once: the event repeats only with a new text.
-func (c *Controller) dependencyWait(cy *cycle, why string) terrace.Result {
+func (c *Controller) dependencyWait(ctx context.Context, cy *cycle, why string) (terrace.Result, error) {
+	idle, err := c.idle(ctx, cy)
+	if err != nil {
+		return terrace.Result{}, err
+	}
+	if idle {
+		// It has nothing to plan, so nothing of it has to come later, and who depends on it
+		// must not see it go and come back. It takes note of the revision only after its
+		// dependencies, since others may wait for all of them.
+		cy.tf.Status.LastAttemptedRevision = cy.base.Status.LastAttemptedRevision
+		return terrace.Wait("", "", cy.tf.GetRetryInterval()), nil
+	}
 	if r := readyCondition(cy.tf); r == nil || r.Reason != infra.ReasonDependencyNotReady || r.Message != why {
 		cy.event(corev1.EventTypeNormal, infra.ReasonDependencyNotReady, why)
 	}
 	// Some of what is waited for tells nobody: a kind that is not installed yet, an
 	// output Secret that is written again. Looking costs no request.
-	return terrace.Wait(infra.ReasonDependencyNotReady, why, cy.tf.GetRetryInterval())
+	return terrace.Wait(infra.ReasonDependencyNotReady, why, cy.tf.GetRetryInterval()), nil
+}
+
+// idle tells whether the unit is Ready and reads what it has read when it was planned last.
+func (c *Controller) idle(ctx context.Context, cy *cycle) (bool, error) {
+	if !isReady(cy.base) || cy.base.Status.ObservedGeneration != cy.tf.Generation || cy.base.Status.Plan.Pending != "" {
+		return false, nil
+	}
+	if _, asked := cy.tf.Annotations[infra.ReconcileRequestAnnotation]; asked && cy.tf.Annotations[infra.ReconcileRequestAnnotation] != cy.base.Status.LastHandledReconcileAt {
+		return false, nil
+	}
+	res, err := c.resolve(ctx, cy)
+	return err == nil && res.IsNext() && cy.inputDigest == cy.base.Status.InputDigest, err
 }
 
 // terraformNotReady says why a dependency is not ready, "" when it is.
@@ -178,14 +201,14 @@ func (c *Controller) dependOnObjects(ctx context.Context, cy *cycle) (terrace.Re
 			} else if cycle != "" {
 				return terrace.Stalled(infra.ReasonDependencyCycle, "dependency cycle: "+cycle+"; remove one dependency of it"), nil
 			}
-			return c.dependencyWait(cy, why), nil
+			return c.dependencyWait(ctx, cy, why)
 		}
 		why, err := c.objects.NotReady(ctx, ref)
 		if err != nil {
 			return terrace.Result{}, err
 		}
 		if why != "" {
-			return c.dependencyWait(cy, why), nil
+			return c.dependencyWait(ctx, cy, why)
 		}
 	}
 	return terrace.Next, nil

@@ -104,7 +104,7 @@ type loader struct {
 }
 
 func (l *loader) get(kind, name string) (map[string][]byte, bool) {
-	d, ok := l.data[reference{kind, l.tf.Namespace, name}]
+	d, ok := l.data[reference{Kind: kind, Namespace: l.tf.Namespace, Name: name}]
 	return d, ok
 }
 
@@ -239,7 +239,7 @@ func (l *loader) cliConfig() error {
 	if ns == "" {
 		ns = l.tf.Namespace
 	}
-	content := l.data[reference{kindSecret, ns, r.Name}]
+	content := l.data[reference{Kind: kindSecret, Namespace: ns, Name: r.Name}]
 	config, err := workdir.CLIConfig(content)
 	if err != nil {
 		return fmt.Errorf("read Secret %s/%s for cliConfigSecretRef: %w", ns, r.Name, err)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -33,19 +34,26 @@ type use struct {
 	field    string // for the message
 	optional bool
 	reason   string // the Ready reason when it is missing
+	// keys are those of the content that are read; none for all.
+	keys []string
 }
 
 // uses lists every Secret and ConfigMap that a unit reads, sorted, each place once.
 func uses(tf *infra.Terraform) []use {
 	ns := tf.Namespace
 	var out []use
-	add := func(kind, namespace, name, field string, optional bool, reason string) {
+	add := func(kind, namespace, name, field string, optional bool, reason string, keys ...string) {
 		if name != "" {
-			out = append(out, use{reference{kind, namespace, name}, field, optional, reason})
+			out = append(out, use{reference{Kind: kind, Namespace: namespace, Name: name}, field, optional, reason, keys})
 		}
 	}
 	for _, v := range tf.Spec.VarsFrom {
-		add(v.Kind, ns, v.Name, "varsFrom", v.Optional, infra.ReasonVarsGenerationFailed)
+		var keys []string
+		for _, entry := range v.VarsKeys {
+			key, _, _ := strings.Cut(entry, ":") // the rest is the variable's name
+			keys = append(keys, key)
+		}
+		add(v.Kind, ns, v.Name, "varsFrom", v.Optional, infra.ReasonVarsGenerationFailed, keys...)
 	}
 	for _, v := range tf.Spec.Vars {
 		addSource(add, ns, v.ValueFrom, "vars["+v.Name+"].valueFrom", infra.ReasonVarsGenerationFailed)
@@ -83,15 +91,15 @@ func uses(tf *infra.Terraform) []use {
 	return out
 }
 
-func addSource(add func(kind, namespace, name, field string, optional bool, reason string), ns string, s *corev1.EnvVarSource, field, reason string) {
+func addSource(add func(kind, namespace, name, field string, optional bool, reason string, keys ...string), ns string, s *corev1.EnvVarSource, field, reason string) {
 	if s == nil {
 		return
 	}
 	if r := s.SecretKeyRef; r != nil {
-		add(kindSecret, ns, r.Name, field, isTrue(r.Optional), reason)
+		add(kindSecret, ns, r.Name, field, isTrue(r.Optional), reason, r.Key)
 	}
 	if r := s.ConfigMapKeyRef; r != nil {
-		add(kindConfigMap, ns, r.Name, field, isTrue(r.Optional), reason)
+		add(kindConfigMap, ns, r.Name, field, isTrue(r.Optional), reason, r.Key)
 	}
 }
 
@@ -113,14 +121,14 @@ func (c *Controller) resolve(ctx context.Context, cy *cycle) (status.Result, err
 	}
 	digests := map[string]string{}
 	for _, u := range uses(tf) {
-		d, err := c.refs.Digest(ctx, u.reference, cy.fetched)
+		d, err := c.refs.Digest(ctx, u.reference, cy.fetched, u.keys...)
 		if err != nil {
 			return status.Result{}, err
 		}
 		if d == "" && !u.optional {
 			return status.Wait(u.reason, fmt.Sprintf("read %s for %s: it does not exist", u.reference, u.field), 0), nil
 		}
-		digests[u.reference.String()] = d
+		digests[u.reference.String()+" "+strings.Join(u.keys, ",")] = d
 	}
 	cy.inputDigest = c.inputDigest(tf, cy.reach.digest, digests)
 	return status.Next, nil

@@ -1,0 +1,108 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kustomization
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/terrace-dev/terrace/internal/render/sops"
+)
+
+// recording decrypts, and keeps the values that came out: they must not turn up in
+// plans, events or conditions, whatever object they end in.
+type recording struct {
+	*sops.Decryptor
+
+	mu      sync.Mutex
+	secrets []string
+}
+
+// File decrypts the content of a file.
+func (r *recording) File(ctx context.Context, name string, content []byte) ([]byte, error) {
+	plain, err := r.Decryptor.File(ctx, name, content)
+	if err != nil || string(plain) == string(content) {
+		return plain, err
+	}
+	var before, after any
+	if yaml.Unmarshal(content, &before) == nil && yaml.Unmarshal(plain, &after) == nil && isTree(before) {
+		r.compare(before, after)
+		return plain, nil
+	}
+	r.lines(content, plain)
+	return plain, nil
+}
+
+// Object decrypts an object in place.
+func (r *recording) Object(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
+	before := o.DeepCopy()
+	did, err := r.Decryptor.Object(ctx, o)
+	if err == nil && did {
+		r.compare(before.Object, o.Object)
+	}
+	return did, err
+}
+
+func isTree(v any) bool {
+	switch v.(type) {
+	case map[string]any, []any:
+		return true
+	}
+	return false
+}
+
+// compare keeps the strings of a decrypted tree that were others in the encrypted one.
+func (r *recording) compare(before, after any) {
+	switch after := after.(type) {
+	case string:
+		if was, ok := before.(string); !ok || was != after {
+			r.add(after)
+		}
+	case map[string]any:
+		was, _ := before.(map[string]any)
+		for k, v := range after {
+			r.compare(was[k], v)
+		}
+	case []any:
+		was, _ := before.([]any)
+		for i, v := range after {
+			if i < len(was) {
+				r.compare(was[i], v)
+			} else {
+				r.compare(nil, v)
+			}
+		}
+	}
+}
+
+// lines keeps the values of the lines that the encrypted text does not have, which
+// serves the formats of settings; of a file that is no such thing it keeps the lines.
+func (r *recording) lines(content, plain []byte) {
+	had := map[string]bool{}
+	for _, line := range strings.Split(string(content), "\n") {
+		had[line] = true
+	}
+	for _, line := range strings.Split(string(plain), "\n") {
+		if had[line] {
+			continue
+		}
+		if _, value, ok := strings.Cut(line, "="); ok {
+			r.add(strings.Trim(strings.TrimSpace(value), `"`))
+		}
+		r.add(line)
+	}
+}
+
+func (r *recording) add(v string) {
+	if v = strings.TrimSpace(v); v == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.secrets = append(r.secrets, v)
+}
