@@ -166,7 +166,7 @@ func (b *bench) install(ctx context.Context) error {
 func (b *bench) check(mcpu string) error {
 	for name, ks := range b.units.Seen() {
 		if ks.Status.Inventory == nil || len(ks.Status.Inventory.Entries) != 4 {
-			return fmt.Errorf("Kustomization %s is ready, and has not four objects in its inventory: %v", name, ks.Status.Inventory)
+			return fmt.Errorf("every Kustomization is ready, and %s has not four objects in its inventory: %v", name, ks.Status.Inventory)
 		}
 	}
 	for name, d := range b.kubelet.deployments.Seen() {

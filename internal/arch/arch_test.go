@@ -121,7 +121,7 @@ type rule struct {
 
 var (
 	values  = []string{"api/...", "internal/plan", "internal/graph", "internal/approval", "internal/mask"}
-	engines = []string{"internal/artifact/...", "internal/blob/...", "internal/run/...", "internal/source/...", "internal/state/...", "internal/status/...", "internal/tofu/..."}
+	engines = []string{"internal/artifact/...", "internal/blob/...", "internal/dependency", "internal/kube/...", "internal/reference", "internal/render/...", "internal/run/...", "internal/source/...", "internal/state/...", "internal/status/...", "internal/tofu/..."}
 )
 
 var rules = map[string]rule{
@@ -152,15 +152,25 @@ var rules = map[string]rule{
 		from:   []string{"internal/tofu/...", "internal/run/...", "internal/blob/..."},
 		to:     []string{"k8s.io/client-go/...", "sigs.k8s.io/controller-runtime/..."},
 	},
+	"rendering knows no cluster": {
+		reason: "what a path says is the same with and without a cluster: terrace build, the benchmark and the tests render without one",
+		from:   []string{"internal/render/..."},
+		to:     []string{"k8s.io/client-go/...", "sigs.k8s.io/controller-runtime/pkg/client", "internal/kube/...", "internal/reference"},
+	},
+	"the Kustomization controller stands alone": {
+		reason: "controllers meet only through API objects, so that each can be read, tested and replaced without the others",
+		from:   []string{"internal/controller/kustomization/..."},
+		to:     []string{"internal/controller/gitrepository/...", "internal/controller/terraform/...", "internal/server/...", "internal/cli/...", "internal/tofu/...", "internal/run/...", "internal/state/..."},
+	},
 	"the Terraform controller stands alone": {
 		reason: "controllers meet only through API objects, so that each can be read, tested and replaced without the others",
 		from:   []string{"internal/controller/terraform/..."},
-		to:     []string{"internal/controller/gitrepository/...", "internal/server/...", "internal/cli/..."},
+		to:     []string{"internal/controller/gitrepository/...", "internal/controller/kustomization/...", "internal/server/...", "internal/cli/..."},
 	},
 	"the GitRepository controller stands alone": {
 		reason: "controllers meet only through API objects, so that each can be read, tested and replaced without the others",
 		from:   []string{"internal/controller/gitrepository/..."},
-		to:     []string{"internal/controller/terraform/...", "internal/server/...", "internal/cli/...", "internal/tofu/...", "internal/run/...", "internal/state/..."},
+		to:     []string{"internal/controller/kustomization/...", "internal/controller/terraform/...", "internal/server/...", "internal/cli/...", "internal/tofu/...", "internal/run/...", "internal/state/..."},
 	},
 	"only the composition root sees all": {
 		reason: "what runs together is decided in internal/server, where it can be read as a list",

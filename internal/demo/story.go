@@ -216,7 +216,7 @@ func (t *tale) applyRoot(ctx context.Context) (string, error) {
 	}
 	t.say.kept("network, cluster, platform and staging are there; database waits for a person, production for database")
 	t.say.line("(No node belongs to this control plane: what a Deployment asks for is stored, and nothing runs it.)")
-	return list(unasked) + "; database planned", nil
+	return fmt.Sprintf("%d units; database planned", len(unasked)+1), nil
 }
 
 func (t *tale) approveDatabase(ctx context.Context) (string, error) {
@@ -424,10 +424,36 @@ func (t *tale) repairObject(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := t.show(ctx, "events", "ks/shop-production", "-n", namespace); err != nil {
+	if err := t.showCorrections(ctx, "shop-production", "policies"); err != nil {
 		return err
 	}
 	t.say.kept("the Deployment has its %d replicas again, and the NetworkPolicy is back", before)
+	return nil
+}
+
+// showCorrections tells what the events of the units say of drift; all of them have to
+// say something.
+func (t *tale) showCorrections(ctx context.Context, units ...string) error {
+	const corrected = "drift corrected:"
+	for _, name := range units {
+		var said string
+		if err := t.await(ctx, "an event of "+name+" that tells of the drift", func() (bool, error) {
+			var events corev1.EventList
+			if err := t.units.List(ctx, &events, client.InNamespace(namespace)); err != nil {
+				return false, err
+			}
+			for _, e := range events.Items {
+				if e.InvolvedObject.Name == name && strings.HasPrefix(e.Message, corrected) {
+					said = e.Message
+				}
+			}
+			return said != "", nil
+		}); err != nil {
+			return err
+		}
+		lines := strings.Split(said, "\n")
+		t.say.line("event of %s: %s", name, strings.Join(lines[:min(2, len(lines))], " "))
+	}
 	return nil
 }
 
