@@ -232,7 +232,7 @@ func (r *rendering) decryptor(ctx context.Context) (d kustomize.Decryptor, why s
 	if err != nil {
 		return nil, "", fmt.Errorf("build %s: spec.decryption: %w", r, err)
 	}
-	return &recording{Decryptor: sops.New(keys), decrypted: map[string]bool{}}, "", nil
+	return &recording{Decryptor: sops.New(keys, sops.WithoutMAC()), decrypted: map[string]bool{}}, "", nil
 }
 
 // recording remembers which objects were decrypted, so that their values are not shown.

@@ -258,3 +258,47 @@ func TestKustomizationSkipsWhatIsNotOurs(t *testing.T) {
 		t.Error("an object with another owner's label was pruned")
 	}
 }
+
+// TestDeletionFollowsTheGraph deletes a root: what depends on something goes before it,
+// over both kinds, and a namespace goes after what is in it.
+func TestDeletionFollowsTheGraph(t *testing.T) {
+	w := newWorld(t, nil)
+	inner := w.ns + "-inner"
+	w.cleanCluster("Namespace", "v1", inner)
+	in := func(manifest, name string) string {
+		return strings.TrimSpace(strings.Replace(manifest, "{name: "+name, "{namespace: "+w.ns+", name: "+name, 1))
+	}
+	app := strings.Replace(appManifest("app", "path: ./app\nprune: true"), "{name: app}", "{name: app, annotations: {terrace.dev/depends-on: Terraform/db}}", 1)
+	db := `
+apiVersion: infra.contrib.fluxcd.io/v1alpha2
+kind: Terraform
+metadata: {name: db}
+spec: {interval: 1h, path: ./db, approvePlan: auto, destroyResourcesOnDeletion: true, sourceRef: {kind: GitRepository, name: src}}`
+	w.commit(map[string]string{
+		"root/units.yaml": strings.Join([]string{in(appManifest("base", "path: ./base\nprune: true"), "base"), in(db, "db"), in(app, "app")}, "\n---\n") + "\n",
+		"base/ns.yaml":    "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + inner + "}\n",
+		"app/cm.yaml":     "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, namespace: " + inner + ", finalizers: [example.com/hold]}\n",
+		"db/main.tf":      moduleA,
+	})
+	w.app("root", "path: ./root\nprune: true")
+	w.awaitAppReady("app")
+	destroyed := w.spawned("destroy")
+	w.deleteApp("root")
+	w.awaitAppGone("app")
+	w.awaitGone("db")
+	w.awaitAppGone("base")
+	if w.spawned("destroy") == destroyed && w.spawned("apply") == 0 {
+		t.Error("the Terraform unit was not destroyed")
+	}
+	var ns corev1.Namespace
+	if err := w.client.Get(w.ctx(), client.ObjectKey{Name: inner}, &ns); err != nil {
+		t.Fatal(err) // the object's finalizer holds it
+	}
+	if ns.DeletionTimestamp == nil {
+		t.Error("the namespace was left behind")
+	}
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: inner, Name: "c"}}
+	if err := w.client.Patch(w.ctx(), cm, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
@@ -305,4 +306,45 @@ spec: {interval: 1h, path: ./late, approvePlan: auto, sourceRef: {kind: GitRepos
 	w.unit("db", "path: ./db\napprovePlan: auto\nvars: [{name: v, value: second}]\nwriteOutputsToSecret: {name: outputs}")
 	host("second")
 	w.awaitAppReady("app")
+}
+
+// TestTerraformUnderAKustomization approves a Terraform unit whose spec a Kustomization
+// puts back: by the annotation, which nobody owns.
+func TestTerraformUnderAKustomization(t *testing.T) {
+	w := newWorld(t, nil)
+	w.commit(map[string]string{
+		"db/main.tf": moduleA,
+		"units/db.yaml": `apiVersion: infra.contrib.fluxcd.io/v1alpha2
+kind: Terraform
+metadata: {name: db, namespace: ` + w.ns + `}
+spec: {interval: 1h, path: ./db, approvePlan: "", sourceRef: {kind: GitRepository, name: src}}
+`,
+	})
+	w.app("units", "path: ./units\nprune: true")
+	id := w.awaitPending("db")
+	w.change("db", func(tf *infra.Terraform) { tf.Annotations = map[string]string{v1alpha1.ApprovedPlanAnnotation: id} })
+	w.await("db", "applied", func(tf *infra.Terraform) bool { return tf.Status.Plan.LastApplied == id && isReady(tf) })
+}
+
+// TestIdleUnitsAreSilent counts the status writes of units that depend on each other,
+// over both kinds, when a commit concerns none of them: at most one each.
+func TestIdleUnitsAreSilent(t *testing.T) {
+	w := newWorld(t, nil)
+	w.commit(map[string]string{"a/main.tf": moduleA, "b/main.tf": moduleA, "c/cm.yaml": w.cm("c", nil), "d/cm.yaml": w.cm("d", nil), "other": "1"})
+	w.unit("a", "path: ./a\napprovePlan: auto")
+	w.unit("b", "path: ./b\napprovePlan: auto\ndependsOn: [{name: a}]")
+	w.apply(strings.Replace(appManifest("c", "path: ./c\nprune: true"), "{name: c}", "{name: c, annotations: {terrace.dev/depends-on: Terraform/b}}", 1))
+	w.app("d", "path: ./d\nprune: true\ndependsOn: [{name: c}]")
+	w.awaitAppReady("d")
+	for round := range 3 {
+		mark := w.log.mark()
+		rev := w.commit(map[string]string{"other": fmt.Sprint(round + 2)})
+		for _, name := range []string{"a", "b"} {
+			w.await(name, "Ready at "+rev, func(tf *infra.Terraform) bool { return isReady(tf) && tf.Status.LastAttemptedRevision == rev })
+		}
+		for _, name := range []string{"c", "d"} {
+			w.awaitAppAt(name, rev)
+		}
+		w.within("an unrelated commit, four units", mark, 4)
+	}
 }

@@ -261,12 +261,17 @@ func (s *Server) profile(ctx context.Context) error {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	srv := &http.Server{Addr: s.config.Pprof, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.config.Pprof)
+	if err != nil {
+		return fmt.Errorf("serve --pprof: %w", err)
+	}
+	s.log.Info("the profiler is served", "address", "http://"+l.Addr().String()+"/debug/pprof/")
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		<-ctx.Done()
 		_ = srv.Close()
 	}()
-	if err := srv.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve --pprof: %w", err)
 	}
 	return nil

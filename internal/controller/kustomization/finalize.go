@@ -33,6 +33,14 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 	}
 	keys := union(keysOf(ks.Status.Inventory), cy.mem.begun)
 	if deletesObjects(ks) && len(keys) > 0 {
+		names, err := c.leavingDependants(ctx, cy)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if len(names) > 0 {
+			progress(ks, "deletion waits for "+strings.Join(names, ", ")+", which depend on it")
+			return c.commit(ctx, cy, ks.GetRetryInterval())
+		}
 		wait, err := c.deleteAll(ctx, cy, keys)
 		if err != nil {
 			c.failed(cy, meta.PruneFailedReason, "pruning for deleted resource failed: "+err.Error())
@@ -55,6 +63,13 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 	c.tell(cy)
 	return ctrl.Result{}, nil
 }
+
+const (
+	// leavingTimeout bounds the wait for units whose objects are in a namespace of this one,
+	// and leavingAgain is when they are looked at again: they tell only who they depend on.
+	leavingTimeout = 5 * time.Minute
+	leavingAgain   = time.Second
+)
 
 // deletesObjects tells whether the objects go with the unit. Suspended means hands off.
 func deletesObjects(ks *kustomizev1.Kustomization) bool {
@@ -87,6 +102,9 @@ func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) 
 	cy.cluster = cy.client.Cluster()
 	if c.awaitHandOver(ctx, cy) {
 		return handOver, nil
+	}
+	if c.opts.Clock.Since(cy.ks.DeletionTimestamp.Time) < leavingTimeout && c.leavingIn(ctx, cy, keys) {
+		return leavingAgain, nil
 	}
 	going, kept := c.prunable(ctx, cy, keys)
 	if len(kept) > 0 {

@@ -56,6 +56,63 @@ func (c *Controller) inhabited(ctx context.Context, cy *cycle, k kube.Key, stale
 	return ""
 }
 
+// leavingIn tells whether units that are being deleted too still have objects in a
+// namespace of the unit: they go first.
+func (c *Controller) leavingIn(ctx context.Context, cy *cycle, keys []kube.Key) bool {
+	for _, k := range keys {
+		if k.Kind.Group != "" || k.Kind.Kind != "Namespace" {
+			continue
+		}
+		units := map[types.NamespacedName]bool{}
+		cy.cluster.View.Owned(func(key kube.Key, r *kube.Record) bool {
+			if key.Namespace == k.Name && r.Unit != cy.name && r.Unit.Name != "" {
+				units[r.Unit] = true
+			}
+			return false
+		})
+		for name := range units {
+			var other kustomizev1.Kustomization
+			if err := c.opts.Client.Get(ctx, name, &other); err == nil && !other.DeletionTimestamp.IsZero() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// leavingDependants names units that depend on this one and are being deleted too: what
+// stands on something goes before it. Others do not hold a deletion up, as in Flux.
+func (c *Controller) leavingDependants(ctx context.Context, cy *cycle) ([]string, error) {
+	key := client.MatchingFields{indexDependency: objectKey(kustomizev1.KustomizationKind, cy.name.Namespace, cy.name.Name)}
+	var names []string
+	var units kustomizev1.KustomizationList
+	if err := c.opts.Client.List(ctx, &units, key); err != nil {
+		return nil, fmt.Errorf("list dependants: %w", err)
+	}
+	for i := range units.Items {
+		if u := &units.Items[i]; !u.DeletionTimestamp.IsZero() && u.UID != cy.ks.UID {
+			names = append(names, node(client.ObjectKeyFromObject(u)).String())
+		}
+	}
+	var stacks infra.TerraformList
+	if err := c.opts.Client.List(ctx, &stacks, key); err != nil {
+		return nil, fmt.Errorf("list dependants: %w", err)
+	}
+	for i := range stacks.Items {
+		if u := &stacks.Items[i]; !u.DeletionTimestamp.IsZero() {
+			names = append(names, fmt.Sprintf("%s/%s/%s", infra.TerraformKind, u.Namespace, u.Name))
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	// In a circle each would wait for another, and there is no order to keep.
+	if cycle, err := c.dependencyCycle(ctx, cy.ks); err != nil || cycle != "" {
+		return nil, err
+	}
+	return names, nil
+}
+
 // unitsIn names a unit that lives in a namespace and does not go with it.
 func (c *Controller) unitsIn(ctx context.Context, cy *cycle, namespace string, stale []kube.Key) string {
 	going := map[kube.ID]bool{}

@@ -24,7 +24,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/dependency"
+	"github.com/terrace-dev/terrace/internal/graph"
 	"github.com/terrace-dev/terrace/internal/reference"
 )
 
@@ -58,6 +60,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		For(&kustomizev1.Kustomization{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
 		Watches(&kustomizev1.Kustomization{}, c.dependants(), builder.WithPredicates(contentChanged)).
+		Watches(&infra.Terraform{}, leaving).
 		Watches(&sourcev1.GitRepository{}, c.by(indexSource, sourcev1.GitRepositoryKind), builder.WithPredicates(artifactChanged)).
 		Watches(&sourcev1.OCIRepository{}, c.by(indexSource, sourcev1.OCIRepositoryKind), builder.WithPredicates(artifactChanged)).
 		Watches(&sourcev1.Bucket{}, c.by(indexSource, sourcev1.BucketKind), builder.WithPredicates(artifactChanged)).
@@ -131,10 +134,28 @@ func (c *Controller) dependants() handler.EventHandler {
 		GenericFunc: wake.Generic,
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			wake.Delete(ctx, e, q)
+			addAll(q, dependencies(e.Object.(*kustomizev1.Kustomization)))
 			c.writer.Forget(e.Object.GetUID())
 			c.memory.gone(e.Object.GetUID())
 			c.claims.withdraw(types.NamespacedName{Namespace: e.Object.GetNamespace(), Name: e.Object.GetName()})
 		},
+	}
+}
+
+// leaving wakes the units that a Terraform unit depended on: their deletion may have
+// waited for it.
+var leaving = handler.Funcs{
+	DeleteFunc: func(_ context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+		nodes, _ := graph.ParseDependsOn(e.Object.GetAnnotations()[infra.DependsOnAnnotation], e.Object.GetNamespace())
+		addAll(q, nodes)
+	},
+}
+
+func addAll(q workqueue.TypedRateLimitingInterface[reconcile.Request], nodes []graph.Node) {
+	for _, n := range nodes {
+		if n.Kind == kustomizev1.KustomizationKind {
+			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: n.Namespace, Name: n.Name}})
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/apis/meta"
 	"github.com/opencontainers/go-digest"
 	corev1 "k8s.io/api/core/v1"
@@ -76,6 +77,11 @@ func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Res
 			leaving = leaving && !d.DeletionTimestamp.IsZero()
 		}
 	}
+	apps, err := c.leavingKustomizations(ctx, key)
+	if err != nil {
+		return status.Result{}, err
+	}
+	names = append(names, apps...)
 	if len(names) == 0 {
 		return status.Next, nil
 	}
@@ -88,6 +94,23 @@ func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Res
 	slices.Sort(names)
 	return status.Wait(infra.ReasonDeletionBlockedByDependants,
 		"deletion waits for "+strings.Join(names, ", ")+", which depend on it", 0), nil
+}
+
+// leavingKustomizations names Kustomizations that depend on a unit and are being
+// deleted too: what stands on something goes before it. Others do not hold the
+// deletion up, because Flux's never do.
+func (c *Controller) leavingKustomizations(ctx context.Context, key string) ([]string, error) {
+	var list kustomizev1.KustomizationList
+	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{indexDependency: key}); err != nil {
+		return nil, fmt.Errorf("list dependants: %w", err)
+	}
+	var names []string
+	for i := range list.Items {
+		if ks := &list.Items[i]; !ks.DeletionTimestamp.IsZero() {
+			names = append(names, fmt.Sprintf("%s/%s/%s", kustomizev1.KustomizationKind, ks.Namespace, ks.Name))
+		}
+	}
+	return names, nil
 }
 
 // awaitRun lets an apply end, cancels a plan, and reads how a destroy ended.

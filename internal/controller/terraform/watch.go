@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/apis/meta"
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -60,6 +61,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		For(&infra.Terraform{}, builder.WithPredicates(predicate.Or[client.Object](
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
 		Watches(&infra.Terraform{}, c.dependants(), builder.WithPredicates(standingChanged)).
+		Watches(&kustomizev1.Kustomization{}, leaving).
 		Watches(&sourcev1.GitRepository{}, c.by(indexSource, sourcev1.GitRepositoryKind), builder.WithPredicates(artifactChanged)).
 		Watches(&sourcev1.OCIRepository{}, c.by(indexSource, sourcev1.OCIRepositoryKind), builder.WithPredicates(artifactChanged)).
 		Watches(&sourcev1.Bucket{}, c.by(indexSource, sourcev1.BucketKind), builder.WithPredicates(artifactChanged)).
@@ -175,6 +177,19 @@ func (c *Controller) dependants() handler.EventHandler {
 			c.memory.gone(tf.UID)
 		},
 	}
+}
+
+// leaving wakes the units that a Kustomization depended on: their deletion may have
+// waited for it.
+var leaving = handler.Funcs{
+	DeleteFunc: func(_ context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+		nodes, _ := graph.ParseDependsOn(e.Object.GetAnnotations()[infra.DependsOnAnnotation], e.Object.GetNamespace())
+		for _, n := range nodes {
+			if n.Kind == infra.TerraformKind {
+				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: n.Namespace, Name: n.Name}})
+			}
+		}
+	},
 }
 
 // standingChanged passes what a dependant looks at, and a change of what the unit
