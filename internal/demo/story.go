@@ -243,6 +243,9 @@ func (t *tale) approveDatabase(ctx context.Context) (string, error) {
 	}
 	t.say.line("%s:", t.page())
 	t.say.quote(string(page))
+	if err := t.show(ctx, "tree", "ks/flux-system", "-n", namespace); err != nil {
+		return "", err
+	}
 	t.say.kept("what was applied is %s, the plan that was shown", pending)
 	return "database, " + list(afterward), nil
 }
