@@ -4,6 +4,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -219,7 +220,7 @@ func (k *Client) prepare(ctx context.Context, objects []*unstructured.Unstructur
 	for _, obj := range objects {
 		it := &item{object: obj}
 		items = append(items, it)
-		namespaced, err := k.cluster.Namespaced(obj.GroupVersionKind())
+		namespaced, err := k.normalise(obj)
 		if unknown, ok := asUnknown(err); ok {
 			it.key = KeyOf(obj)
 			it.change = Change{Key: it.key, Action: Held, After: obj, Why: unknown.Error()}
@@ -227,14 +228,10 @@ func (k *Client) prepare(ctx context.Context, objects []*unstructured.Unstructur
 		} else if err != nil {
 			return nil, err
 		}
-		switch {
-		case !namespaced:
-			obj.SetNamespace("") // a transformer may have given it one
-		case obj.GetNamespace() == "":
+		if namespaced && obj.GetNamespace() == "" {
 			return nil, &ObjectError{ID: IDOf(obj), Dry: true, Err: fmt.Errorf(
 				"the namespace is not specified: set metadata.namespace, or spec.targetNamespace of the Kustomization")}
 		}
-		utils.RemoveCABundleFromCRD(obj)
 		it.key, it.desired = KeyOf(obj), DesiredDigest(obj)
 		for r := range rules {
 			it.rules = it.rules || r.MatchUnstructured(obj)
@@ -244,6 +241,27 @@ func (k *Client) prepare(ctx context.Context, objects []*unstructured.Unstructur
 		}
 	}
 	return items, nil
+}
+
+// Normalise writes objects as Apply applies them, so that their keys and digests are
+// those of the cluster: a kustomize transformer gives a namespace also to an object of
+// a kind that has none. Objects of unknown kinds are left for later.
+func (k *Client) Normalise(objects []*unstructured.Unstructured) error {
+	for _, o := range objects {
+		_, err := k.normalise(o)
+		if _, unknown := asUnknown(err); err != nil && !unknown {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *Client) normalise(o *unstructured.Unstructured) (namespaced bool, err error) {
+	utils.RemoveCABundleFromCRD(o)
+	if namespaced, err = k.cluster.Namespaced(o.GroupVersionKind()); err == nil && !namespaced {
+		o.SetNamespace("")
+	}
+	return namespaced, err
 }
 
 // settle decides on what is known without a request.
@@ -310,7 +328,7 @@ func (k *Client) exempt(items []*item) *item {
 // dryRun asks the API server what it would make of each object.
 func (k *Client) dryRun(ctx context.Context, items []*item, except *item, o Options) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(max(o.Concurrency, 4))
+	g.SetLimit(cmp.Or(o.Concurrency, 4))
 	var mu sync.Mutex
 	var failed []error
 	for _, it := range items {
@@ -370,6 +388,11 @@ func (k *Client) try(ctx context.Context, it *item, o Options) error {
 func (k *Client) refused(it *item, o Options, dry bool, err error) error {
 	if unknown, ok := asUnknown(err); ok {
 		it.change, it.apply = Change{Key: it.key, Action: Held, After: it.object, Why: unknown.Error()}, false
+		return nil
+	}
+	if apierrors.IsMethodNotSupported(err) {
+		// The CRD of the kind is being deleted. It may come back, and is waited for.
+		it.change, it.apply = Change{Key: it.key, Action: Held, After: it.object, Why: err.Error()}, false
 		return nil
 	}
 	immutable := isImmutable(err)
@@ -468,6 +491,12 @@ func (k *Client) recreate(ctx context.Context, it *item, o Options) error {
 	}
 	if rest != nil {
 		delete(o.Verified, it.key.ID())
+		if k.cluster.owner.unitOf(rest.GetLabels()) != o.Unit {
+			// No watch of this unit's objects would show it go.
+			if err := k.cluster.View.Watch(ctx, o.Unit, it.key); err != nil {
+				return &ObjectError{ID: it.key.ID(), Err: err}
+			}
+		}
 		k.cluster.View.Observe(rest)
 		return &RecreatingError{it.key.ID()}
 	}
@@ -487,8 +516,11 @@ func (k *Client) creatable(ctx context.Context, it *item) error {
 		return nil // names of cluster kinds say what they are, and cannot be made up
 	}
 	o := it.object.DeepCopy()
-	o.SetName(it.key.Name[:min(len(it.key.Name), 40)] + "-terrace-check")
-	if _, err := k.apply(ctx, o, true); apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+	o.SetName(strings.TrimRight(it.key.Name[:min(len(it.key.Name), 40)], "-.") + "-terrace-check")
+	_, err := k.apply(ctx, o, true)
+	// A quota may have room only when the predecessor is gone.
+	forbidden := apierrors.IsForbidden(err) && !strings.Contains(err.Error(), "exceeded quota")
+	if forbidden || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
 		return &ObjectError{ID: it.key.ID(), Dry: true, Err: err}
 	}
 	return nil
@@ -573,11 +605,19 @@ func (k *Client) delegate(ctx context.Context, it *item, o Options) error {
 }
 
 // Ready tells which objects of a stage are not usable yet, "" when all are: CRDs are
-// established, namespaces active. Only such stages are waited for.
-func (k *Client) Ready(ctx context.Context, stage []*unstructured.Unstructured) (string, error) {
+// established, namespaces active. Only such stages are waited for, and in them only
+// the objects that Apply has not held or skipped.
+func (k *Client) Ready(ctx context.Context, stage []*unstructured.Unstructured, changes []Change) (string, error) {
+	out := map[Key]bool{}
+	for _, ch := range changes {
+		out[ch.Key] = ch.Action == Held || ch.Action == Skipped
+	}
 	for _, o := range stage {
 		if !utils.IsClusterDefinition(o) && !utils.IsClassDefinition(o) {
 			return "", nil // a stage whose objects need not be usable for the next
+		}
+		if out[KeyOf(o)] {
+			continue
 		}
 		r, err := k.cluster.View.Lookup(ctx, k, KeyOf(o))
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -104,13 +105,55 @@ func (c *Cluster) mapping(gvk schema.GroupVersionKind) (*apimeta.RESTMapping, er
 	if apimeta.IsNoMatchError(err) {
 		return nil, &UnknownKindError{gvk}
 	}
-	if _, missing := errors.AsType[*apiutil.ErrResourceDiscoveryFailed](err); missing {
+	if failed, ok := errors.AsType[*apiutil.ErrResourceDiscoveryFailed](err); ok && notServed(*failed) {
 		return nil, &UnknownKindError{gvk}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look up kind %s: %w", gvk.Kind, err)
 	}
 	return m, nil
+}
+
+// notServed tells whether versions of a group were looked for and are not there. What
+// could not be asked may well be there.
+func notServed(failed apiutil.ErrResourceDiscoveryFailed) bool {
+	for _, err := range failed {
+		if !apimeta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+			return false
+		}
+	}
+	return true
+}
+
+// served returns the version in which the objects of a kind can be reached: the given
+// one, or another if that has gone, which does not take the objects along. Errors:
+// UnknownKindError if the kind is gone; others if the API server cannot tell, as when
+// an aggregated one is away.
+func (c *Cluster) served(ctx context.Context, gvk schema.GroupVersionKind) (schema.GroupVersionKind, error) {
+	_, err := c.mapping(gvk)
+	if _, unknown := asUnknown(err); !unknown {
+		return gvk, err
+	}
+	c.mu.Lock()
+	mapper := c.mapper
+	c.mu.Unlock()
+	m, err := mapper.RESTMapping(gvk.GroupKind())
+	if err == nil {
+		return m.GroupVersionKind, nil
+	}
+	if failed, ok := errors.AsType[*apiutil.ErrResourceDiscoveryFailed](err); !apimeta.IsNoMatchError(err) && (!ok || !notServed(*failed)) {
+		return gvk, fmt.Errorf("look up kind %s: %w", gvk.Kind, err)
+	}
+	if gvk.Group != "" {
+		d, err := discovery.NewDiscoveryClientForConfigAndClient(c.config, c.http)
+		if err != nil {
+			return gvk, fmt.Errorf("connect to %s: %w", c.config.Host, err)
+		}
+		if err := d.RESTClient().Get().AbsPath("/apis", gvk.Group, gvk.Version).Do(ctx).Error(); ignoreNotFound(err) != nil {
+			return gvk, fmt.Errorf("look up kind %s: %w", gvk.Kind, err)
+		}
+	}
+	return gvk, &UnknownKindError{gvk}
 }
 
 // forgetKinds drops what is known of kinds, because one of them is gone.

@@ -112,10 +112,8 @@ func contentDigest(o *unstructured.Unstructured) string {
 	annotations := maps.Clone(o.GetAnnotations())
 	// A rollout counts itself here; nobody applies it.
 	delete(annotations, "deployment.kubernetes.io/revision")
-	content["metadata"] = []any{
-		o.GetName(), o.GetNamespace(), o.GetUID(), o.GetLabels(), annotations,
-		o.GetOwnerReferences(), o.GetFinalizers(),
-	}
+	// Finalizers and owners are those of the controllers that work on the object, as in Flux.
+	content["metadata"] = []any{o.GetName(), o.GetNamespace(), o.GetUID(), o.GetLabels(), annotations}
 	return jsonDigest(content)
 }
 

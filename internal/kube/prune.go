@@ -38,9 +38,19 @@ func Keys(keys []Key) []Key {
 // error, what could not be deleted has no change.
 func (k *Client) Prune(ctx context.Context, unit types.NamespacedName, keys []Key) ([]Change, error) {
 	var kinds []schema.GroupVersionKind
+	type servedKind struct {
+		schema.GroupVersionKind
+		err error
+	}
+	served := map[schema.GroupVersionKind]servedKind{}
 	for _, key := range keys {
-		if !slices.Contains(kinds, key.Kind) {
-			kinds = append(kinds, key.Kind)
+		if _, ok := served[key.Kind]; ok {
+			continue
+		}
+		gvk, err := k.cluster.served(ctx, key.Kind)
+		served[key.Kind] = servedKind{gvk, err}
+		if err == nil && !slices.Contains(kinds, gvk) {
+			kinds = append(kinds, gvk)
 		}
 	}
 	if err := k.cluster.View.Ensure(ctx, kinds...); err != nil {
@@ -51,7 +61,13 @@ func (k *Client) Prune(ctx context.Context, unit types.NamespacedName, keys []Ke
 	var failed error
 	for _, key := range Keys(keys) {
 		c := Change{Key: key, Action: Deleted}
-		r, err := k.cluster.View.Lookup(ctx, k, key)
+		kind := served[key.Kind]
+		var r *Record
+		err := kind.err
+		if err == nil {
+			key.Kind = kind.GroupVersionKind
+			r, err = k.cluster.View.Lookup(ctx, k, key)
+		}
 		if _, unknown := asUnknown(err); unknown {
 			done = append(done, c) // its CRD is gone, and so is the object
 			continue

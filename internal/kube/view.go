@@ -92,7 +92,7 @@ type View struct {
 type stream struct {
 	synced chan struct{} // closed when the first list is in, or will not come
 	once   sync.Once
-	failed error // why the objects cannot be watched
+	failed error // why the objects cannot be watched, nil once a list is in
 	stop   context.CancelFunc
 }
 
@@ -144,17 +144,23 @@ func (v *View) Ensure(ctx context.Context, kinds ...schema.GroupVersionKind) err
 
 func (v *View) stream(gvk schema.GroupVersionKind) (*stream, error) {
 	v.mu.Lock()
+	s, ok := v.kinds[gvk]
+	v.mu.Unlock()
+	if ok {
+		return s, nil
+	}
+	m, err := v.mapping(gvk) // may ask the API server, for which nobody else should wait
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
 	defer v.mu.Unlock()
 	if s, ok := v.kinds[gvk]; ok {
 		return s, nil
 	}
-	m, err := v.mapping(gvk)
-	if err != nil {
-		return nil, err
-	}
-	s := v.start(v.dynamic.Resource(m.Resource), metav1.ListOptions{LabelSelector: v.owner.Group + "/name"}, &kindStore{v, gvk}, func() {
+	s = v.start(v.dynamic.Resource(m.Resource), metav1.ListOptions{LabelSelector: v.owner.Group + "/name"}, &kindStore{v, gvk}, func(*stream) []types.NamespacedName {
 		delete(v.kinds, gvk)
-		v.dropLocked(func(k Key) bool { return k.Kind == gvk && v.singles[k] == nil })
+		return v.dropLocked(func(k Key) bool { return k.Kind == gvk && v.singles[k] == nil })
 	})
 	v.kinds[gvk] = s
 	return s, nil
@@ -167,8 +173,8 @@ type listWatcher interface {
 }
 
 // start begins a watch. gone is called, with the lock held, when the kind is not
-// served any more and the watch has ended.
-func (v *View) start(from listWatcher, scope metav1.ListOptions, store cache.ReflectorStore, gone func()) *stream {
+// served any more and the watch has ended; it returns whom to wake.
+func (v *View) start(from listWatcher, scope metav1.ListOptions, store cache.ReflectorStore, gone func(*stream) []types.NamespacedName) *stream {
 	ctx, stop := context.WithCancel(v.ctx)
 	s := &stream{synced: make(chan struct{}), stop: stop}
 	scoped := func(o metav1.ListOptions) metav1.ListOptions {
@@ -183,34 +189,49 @@ func (v *View) start(from listWatcher, scope metav1.ListOptions, store cache.Ref
 			return from.Watch(ctx, scoped(o))
 		},
 	}
-	r := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, &syncedStore{store, s.done}, cache.ReflectorOptions{Name: "terrace"})
+	pause := retryWatch
+	synced := func() {
+		v.mu.Lock()
+		s.failed, pause = nil, retryWatch
+		v.mu.Unlock()
+		s.done()
+	}
+	r := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, &syncedStore{store, synced}, cache.ReflectorOptions{Name: "terrace"})
 	go func() {
 		for ctx.Err() == nil {
 			err := r.ListAndWatchWithContext(ctx)
+			var woken []types.NamespacedName
 			v.mu.Lock()
 			s.failed = err
 			ended := apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)
 			if ended {
-				gone()
+				woken = gone(s)
 			}
+			wait := pause
+			pause = min(2*pause, retryWatchMax)
 			v.mu.Unlock()
 			if err != nil {
 				s.done()
 			}
+			v.wakeAll(woken)
 			if ended {
 				return
 			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(retryWatch): // an API server that is away answers to nothing else
+			case <-time.After(wait): // an API server that is away answers to nothing else
 			}
 		}
 	}()
 	return s
 }
 
-// retryWatch is the pause before a watch that failed is begun again.
-const retryWatch = time.Second
+// retryWatch is the pause before a watch that failed is begun again. It doubles, up to
+// retryWatchMax, while no list comes in: a kind that may not be listed stays so.
+const (
+	retryWatch    = time.Second
+	retryWatchMax = 32 * time.Second
+)
 
 // syncedStore tells when the first list is in the store.
 type syncedStore struct {
@@ -238,7 +259,14 @@ func (s *kindStore) Update(o any) error {
 }
 func (s *kindStore) Delete(o any) error {
 	u := o.(*unstructured.Unstructured)
-	s.view.remove(Key{s.kind, u.GetNamespace(), u.GetName()}, u.GetResourceVersion())
+	key := Key{s.kind, u.GetNamespace(), u.GetName()}
+	s.view.mu.Lock()
+	single := s.view.singles[key] != nil
+	s.view.mu.Unlock()
+	if single {
+		return nil // it may only have lost its label; the watch of its own tells
+	}
+	s.view.remove(key, u.GetResourceVersion())
 	return nil
 }
 
@@ -271,7 +299,7 @@ func (v *View) put(gvk schema.GroupVersionKind, o *unstructured.Unstructured) *R
 	key := Key{gvk, o.GetNamespace(), o.GetName()}
 	v.mu.Lock()
 	old := v.records[key]
-	if old != nil && old.UID == now.UID && !newer(now.ResourceVersion, old.ResourceVersion) {
+	if old != nil && !newer(now.ResourceVersion, old.ResourceVersion) {
 		v.mu.Unlock()
 		return old
 	}
@@ -367,21 +395,26 @@ func (v *View) Lookup(ctx context.Context, k *Client, key Key) (*Record, error) 
 
 // Watch keeps an eye on one object, labelled or not, for a unit.
 func (v *View) Watch(ctx context.Context, unit types.NamespacedName, key Key) error {
+	m, err := v.mapping(key.Kind)
+	if err != nil {
+		return err
+	}
 	v.mu.Lock()
 	s := v.singles[key]
 	if s == nil {
-		m, err := v.mapping(key.Kind)
-		if err != nil {
-			v.mu.Unlock()
-			return err
-		}
 		var from dynamic.ResourceInterface = v.dynamic.Resource(m.Resource)
 		if m.Scope.Name() == apimeta.RESTScopeNameNamespace {
 			from = v.dynamic.Resource(m.Resource).Namespace(key.Namespace)
 		}
 		scope := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name).String()}
 		s = &single{units: map[types.NamespacedName]bool{}}
-		s.stream = v.start(from, scope, &singleStore{v, key}, func() { delete(v.singles, key) })
+		s.stream = v.start(from, scope, &singleStore{v, key}, func(ended *stream) (woken []types.NamespacedName) {
+			if one := v.singles[key]; one != nil && one.stream == ended {
+				woken = v.dropLocked(func(k Key) bool { return k == key })
+				delete(v.singles, key)
+			}
+			return woken
+		})
 		v.singles[key] = s
 	}
 	s.units[unit] = true

@@ -4,6 +4,7 @@
 package server_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -66,7 +67,7 @@ func (w *world) cleanCluster(kind, apiVersion, name string) {
 		o.SetAPIVersion(apiVersion)
 		o.SetKind(kind)
 		o.SetName(name)
-		_ = w.client.Delete(w.t.Context(), o)
+		_ = w.client.Delete(context.Background(), o)
 	})
 }
 

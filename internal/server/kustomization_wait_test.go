@@ -336,6 +336,7 @@ func TestIdleUnitsAreSilent(t *testing.T) {
 	w.apply(strings.Replace(appManifest("c", "path: ./c\nprune: true"), "{name: c}", "{name: c, annotations: {terrace.dev/depends-on: Terraform/b}}", 1))
 	w.app("d", "path: ./d\nprune: true\ndependsOn: [{name: c}]")
 	w.awaitAppReady("d")
+	w.awaitEventAbout("d", "Reconciliation finished") // the last of what the first commit makes
 	for round := range 3 {
 		mark := w.log.mark()
 		rev := w.commit(map[string]string{"other": fmt.Sprint(round + 2)})

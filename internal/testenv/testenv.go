@@ -31,8 +31,10 @@ import (
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -289,6 +291,23 @@ func (e *Env) Namespace(t testing.TB) string {
 		if err := e.Client.Delete(context.Background(), ns); client.IgnoreNotFound(err) != nil {
 			t.Errorf("delete namespace %s: %v", ns.Name, err)
 		}
+		e.letGo(ns.Name)
 	})
 	return ns.Name
+}
+
+// letGo takes the finalizers off the objects of a namespace whose controllers have
+// ended with the test: the API server would try to delete them for ever.
+func (e *Env) letGo(namespace string) {
+	ctx := context.Background()
+	nothing := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+	for _, list := range []client.ObjectList{&kustomizev1.KustomizationList{}, &infra.TerraformList{}, &sourcev1.GitRepositoryList{}} {
+		if e.Client.List(ctx, list, client.InNamespace(namespace)) != nil {
+			continue
+		}
+		_ = apimeta.EachListItem(list, func(o runtime.Object) error {
+			_ = e.Client.Patch(ctx, o.(client.Object), nothing)
+			return nil
+		})
+	}
 }

@@ -97,7 +97,7 @@ func (c *Controller) applyStages(ctx context.Context, cy *cycle) (status.Result,
 		if err != nil {
 			return status.Result{}, err
 		}
-		why, err := cy.client.Ready(ctx, stage)
+		why, err := cy.client.Ready(ctx, stage, changes)
 		if err != nil {
 			return status.Result{}, err
 		}
@@ -105,6 +105,7 @@ func (c *Controller) applyStages(ctx context.Context, cy *cycle) (status.Result,
 			return c.stageWait(cy, why)
 		}
 	}
+	c.rekey(cy, a.build)
 	cy.cluster.View.AwaitKinds(cy.name, len(a.held) > 0)
 	return status.Next, nil
 }
@@ -137,7 +138,7 @@ func (c *Controller) record(cy *cycle, ch kube.Change) {
 		}
 		cy.mem.verified[id] = kube.Pair{Desired: cy.mem.built.desired[ch.Key], Content: skipped + content}
 	}
-	if old, ok := a.changes[id]; ok && old.Action.Changes() && !ch.Action.Changes() {
+	if old, ok := a.changes[id]; ok && old.Done && old.Action.Changes() && !ch.Action.Changes() {
 		return // applied earlier in this attempt
 	}
 	a.changes[id] = ch
@@ -256,11 +257,19 @@ func (c *Controller) drifted(ctx context.Context, cy *cycle) (bool, error) {
 		switch {
 		case r == nil && m.built.ttlJobs[id] && !due:
 			// It has cleaned itself up, as it was told to.
+		case r != nil && !due && c.contested(cy, key, r):
+			// Each would put it back the moment that the other does.
 		case r == nil || r.Deleting || pair != kube.Pair{Desired: desired, Content: r.Content}:
 			return true, nil
 		}
 	}
 	return false, nil
+}
+
+// contested tells whether an object belongs to another unit that wants it as well. As
+// in Flux they take turns, once an interval.
+func (c *Controller) contested(cy *cycle, key kube.Key, r *kube.Record) bool {
+	return r.Unit != cy.name && c.claims.claims(r.Unit, key.ID())
 }
 
 func kindsOf(desired map[kube.Key]string) []schema.GroupVersionKind {
@@ -305,11 +314,9 @@ func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error
 	old := union(keysOf(ks.Status.Inventory), m.begun)
 	live := c.live(desired, keysOf(ks.Status.Inventory), m.held)
 	stale := without(old, desired)
-	if len(stale) == 0 {
-		c.setInventory(cy, live)
-		return status.Next, nil
-	}
-	if !ks.Spec.Prune {
+	if len(stale) == 0 || !ks.Spec.Prune {
+		m.pruneWait = time.Time{}
+		c.letGo(cy, stale)
 		c.setInventory(cy, live)
 		return status.Next, nil
 	}
@@ -332,6 +339,8 @@ func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error
 			cy.worked = true
 		}
 	}
+	// What was begun and then dropped is gone as well, or it would be pruned for ever.
+	c.letGo(cy, without(stale, union(kept, without(going, done))))
 	m.dirty = true
 	if len(lines) > 0 {
 		m.news = joinNews(m.news, strings.Join(lines, "\n"))
@@ -343,6 +352,14 @@ func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error
 		return status.Result{}, status.Fail(meta.PruneFailedReason, err)
 	}
 	return status.Next, nil
+}
+
+// letGo forgets that objects may have been applied.
+func (c *Controller) letGo(cy *cycle, keys []kube.Key) {
+	m := cy.mem
+	if left := without(m.begun, keys); len(left) != len(m.begun) {
+		m.begun, m.dirty = left, true
+	}
 }
 
 // handOver is how long a prune waits at most for the units of the same source to look

@@ -105,6 +105,14 @@ func (c *claims) missing(name types.NamespacedName, source, revision string, sib
 	return types.NamespacedName{}, false
 }
 
+// claims tells whether a unit wants an object.
+func (c *claims) claims(name types.NamespacedName, id kube.ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	u := c.units[name]
+	return u != nil && u.objects[id]
+}
+
 // claimant returns another unit that wants an object.
 func (c *claims) claimant(name types.NamespacedName, id kube.ID) (types.NamespacedName, bool) {
 	c.mu.Lock()

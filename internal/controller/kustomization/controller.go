@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -297,7 +298,7 @@ func cut(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return string([]rune(s[:n-4])) + "…"
+	return strings.ToValidUTF8(s[:n-3], "") + "…"
 }
 
 // failed says that a try has failed and will be repeated.
@@ -312,7 +313,7 @@ func (c *Controller) failed(cy *cycle, reason, message string) {
 
 // waiting says that something outside must happen first.
 func (c *Controller) waiting(cy *cycle, reason, message string) {
-	if r := conditions.Get(cy.base, meta.ReadyCondition); r == nil || r.Reason != reason || r.Message != message {
+	if r := conditions.Get(cy.base, meta.ReadyCondition); r == nil || r.Reason != reason || r.Message != cut(message, kustomizev1.MaxConditionMessageLength) {
 		cy.event(corev1.EventTypeNormal, reason, message)
 	}
 	mark(cy.ks, meta.ReadyCondition, metav1.ConditionFalse, reason, message)

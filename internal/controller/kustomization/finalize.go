@@ -51,10 +51,13 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 		}
 	}
 	controllerutil.RemoveFinalizer(ks, kustomizev1.KustomizationFinalizer)
+	// The watch may show it gone before the answer is here, and must find what to drop.
+	c.memory.release(cy.name, ks.UID)
 	if _, err := c.writer.PatchMeta(ctx, cy.base, ks); err != nil {
+		c.memory.gone(cy.name, ks.UID)
 		return retryConflict(err)
 	}
-	c.memory.release(cy.name, ks.UID)
+	c.writer.Forget(ks.UID)
 	c.claims.withdraw(cy.name)
 	c.targets.forget(cy.name)
 	if err := c.journal.remove(cy.name); err != nil {
@@ -65,9 +68,11 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 }
 
 const (
-	// leavingTimeout bounds the wait for units whose objects are in a namespace of this one,
-	// and leavingAgain is when they are looked at again: they tell only who they depend on.
+	// leavingTimeout bounds the wait for units that are being deleted and whose objects are
+	// in a namespace of this one, leavingGrace that for units which may be deleted next, and
+	// leavingAgain is when they are looked at again: they tell only who they depend on.
 	leavingTimeout = 5 * time.Minute
+	leavingGrace   = 10 * time.Second
 	leavingAgain   = time.Second
 )
 
@@ -103,7 +108,7 @@ func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) 
 	if c.awaitHandOver(ctx, cy) {
 		return handOver, nil
 	}
-	if c.opts.Clock.Since(cy.ks.DeletionTimestamp.Time) < leavingTimeout && c.leavingIn(ctx, cy, keys) {
+	if c.leavingIn(ctx, cy, keys) {
 		return leavingAgain, nil
 	}
 	going, kept := c.prunable(ctx, cy, keys)

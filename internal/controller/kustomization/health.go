@@ -5,6 +5,7 @@ package kustomization
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -143,6 +144,9 @@ func (c *Controller) checked(ctx context.Context, cy *cycle) ([]kube.Key, error)
 			keys = append(keys, key)
 			if err := cy.cluster.View.Watch(ctx, cy.name, key); err != nil {
 				log(ctx).V(1).Info("watch an object of spec.healthChecks", "object", kube.Subject(key.ID()), "error", err.Error())
+				if _, unknown := errors.AsType[*kube.UnknownKindError](err); unknown {
+					cy.cluster.View.AwaitKinds(cy.name, true)
+				}
 			}
 		}
 	}

@@ -112,10 +112,13 @@ func (m *memory) isReleased(uid types.UID) bool {
 }
 
 // gone drops what is remembered of an object that the watch has seen go.
-func (m *memory) gone(uid types.UID) {
+func (m *memory) gone(name types.NamespacedName, uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.released, uid)
+	if u := m.units[name]; u != nil && u.uid == uid {
+		delete(m.units, name)
+	}
 }
 
 // journal has a file for each unit. It exists so that an object which was applied is
@@ -260,5 +263,6 @@ func (c *Controller) settleJournal(cy *cycle) error {
 		return nil
 	}
 	m.begun, m.dirty = left, false
-	return c.journal.write(cy.name, c.page(m), false)
+	// Objects that no inventory has must outlast also a loss of power.
+	return c.journal.write(cy.name, c.page(m), len(left) > 0)
 }

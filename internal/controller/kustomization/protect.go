@@ -57,8 +57,13 @@ func (c *Controller) inhabited(ctx context.Context, cy *cycle, k kube.Key, stale
 }
 
 // leavingIn tells whether units that are being deleted too still have objects in a
-// namespace of the unit: they go first.
+// namespace of the unit: they go first. Who deletes all of them does so one after the
+// other, so for a moment any unit counts.
 func (c *Controller) leavingIn(ctx context.Context, cy *cycle, keys []kube.Key) bool {
+	age := c.opts.Clock.Since(cy.ks.DeletionTimestamp.Time)
+	if age >= leavingTimeout {
+		return false
+	}
 	for _, k := range keys {
 		if k.Kind.Group != "" || k.Kind.Kind != "Namespace" {
 			continue
@@ -72,7 +77,7 @@ func (c *Controller) leavingIn(ctx context.Context, cy *cycle, keys []kube.Key) 
 		})
 		for name := range units {
 			var other kustomizev1.Kustomization
-			if err := c.opts.Client.Get(ctx, name, &other); err == nil && !other.DeletionTimestamp.IsZero() {
+			if err := c.opts.Client.Get(ctx, name, &other); err == nil && (!other.DeletionTimestamp.IsZero() || age < leavingGrace) {
 				return true
 			}
 		}
@@ -126,13 +131,22 @@ func (c *Controller) unitsIn(ctx context.Context, cy *cycle, namespace string, s
 	}
 	for i := range units.Items {
 		u := &units.Items[i]
-		if u.Namespace != namespace {
-			continue
-		}
 		id := kube.ID{Namespace: u.Namespace, Name: u.Name}
 		id.GroupKind.Group, id.GroupKind.Kind = kustomizev1.GroupVersion.Group, kustomizev1.KustomizationKind
-		if u.DeletionTimestamp.IsZero() && !going[id] {
+		if !u.DeletionTimestamp.IsZero() || going[id] {
+			continue
+		}
+		if u.Namespace == namespace {
 			return fmt.Sprintf("it still holds Kustomization/%s/%s", u.Namespace, u.Name)
+		}
+		if u.Spec.KubeConfig != nil || client.ObjectKeyFromObject(u) == cy.name {
+			continue
+		}
+		// After a start the kinds of other units are not watched yet.
+		for _, key := range keysOf(u.Status.Inventory) {
+			if key.Namespace == namespace {
+				return fmt.Sprintf("it still holds %s of another unit", kube.Subject(key.ID()))
+			}
 		}
 	}
 	var stacks infra.TerraformList

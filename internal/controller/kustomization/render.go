@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
@@ -127,7 +128,32 @@ func (c *Controller) rebuild(ctx context.Context, cy *cycle) (*build, error) {
 	if err := c.render(ctx, cy, vars, fetched); err != nil {
 		return nil, err
 	}
+	if cy.build != nil {
+		if err := c.normalise(cy); err != nil {
+			return nil, err
+		}
+	}
 	return cy.build, cy.buildErr
+}
+
+// normalise writes the objects of a build as the unit's cluster has them.
+func (c *Controller) normalise(cy *cycle) error {
+	if err := cy.client.Normalise(cy.build.objects); err != nil {
+		return err
+	}
+	c.rekey(cy, cy.build)
+	return nil
+}
+
+// rekey takes note of objects that turned out to be in no namespace, and of what else
+// is not applied as it was built.
+func (c *Controller) rekey(cy *cycle, b *build) {
+	m, before := cy.mem, slices.Collect(maps.Keys(cy.mem.built.desired))
+	m.built.desired = digestsOf(b.objects)
+	if wrong := without(before, slices.Collect(maps.Keys(m.built.desired))); len(wrong) > 0 {
+		c.letGo(cy, wrong)
+		c.claims.claim(cy.name, b.objects)
+	}
 }
 
 // prepare tells what is wrong with the build, and connects to the cluster.
@@ -139,6 +165,11 @@ func (c *Controller) prepare(ctx context.Context, cy *cycle) (status.Result, err
 	var err error
 	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks); err != nil {
 		return status.Result{}, status.Fail(meta.ReconciliationFailedReason, fmt.Errorf("failed to build kube client: %w", err))
+	}
+	if cy.build != nil {
+		if err := c.normalise(cy); err != nil {
+			return status.Result{}, status.Fail(meta.ReconciliationFailedReason, err)
+		}
 	}
 	return status.Next, nil
 }

@@ -5,6 +5,7 @@ package kustomization
 
 import (
 	"context"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -56,12 +57,20 @@ func isTree(v any) bool {
 	return false
 }
 
-// compare keeps the strings of a decrypted tree that were others in the encrypted one.
+// compare keeps the strings and numbers of a decrypted tree that were others in the encrypted one.
 func (r *recording) compare(before, after any) {
 	switch after := after.(type) {
 	case string:
 		if was, ok := before.(string); !ok || was != after {
 			r.add(after)
+		}
+	case float64:
+		if before != any(after) {
+			r.add(strconv.FormatFloat(after, 'f', -1, 64))
+		}
+	case int64:
+		if before != any(after) {
+			r.add(strconv.FormatInt(after, 10))
 		}
 	case map[string]any:
 		was, _ := before.(map[string]any)

@@ -41,7 +41,8 @@ type targets struct {
 
 type remoteCluster struct {
 	*kube.Cluster
-	used time.Time
+	units map[types.NamespacedName]bool
+	idle  time.Time // since when no unit applies to it, if none does
 }
 
 func newTargets(c *Controller) (*targets, error) {
@@ -70,6 +71,7 @@ func (t *targets) forget(unit types.NamespacedName) {
 	for _, r := range t.remote {
 		clusters = append(clusters, r.Cluster)
 	}
+	t.useLocked(unit, "")
 	for _, c := range clusters {
 		c.View.Unwatch(unit, nil)
 		c.View.AwaitKinds(unit, false)
@@ -85,6 +87,10 @@ func (t *targets) of(ctx context.Context, ks *kustomizev1.Kustomization) (*kube.
 		if cluster, err = t.connect(ctx, ks); err != nil {
 			return nil, nil, err
 		}
+	} else {
+		t.mu.Lock()
+		t.useLocked(types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, "")
+		t.mu.Unlock()
 	}
 	k, err := cluster.Client(t.c.account(ks))
 	return cluster, k, err
@@ -109,17 +115,22 @@ func (t *targets) connect(ctx context.Context, ks *kustomizev1.Kustomization) (*
 	if err != nil {
 		return nil, err
 	}
-	now := t.c.opts.Clock.Now()
+	return t.share(types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, key, config)
+}
+
+// share returns the cluster that a key names, for a unit, and makes it if nobody uses
+// it yet. Those that have been without a unit for long are closed.
+func (t *targets) share(unit types.NamespacedName, key string, config func() (*rest.Config, error)) (*kube.Cluster, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.useLocked(unit, key)
 	for k, r := range t.remote {
-		if k != key && now.Sub(r.used) > idleCluster {
+		if k != key && len(r.units) == 0 && t.c.opts.Clock.Since(r.idle) > idleCluster {
 			r.Close()
 			delete(t.remote, k)
 		}
 	}
 	if r, ok := t.remote[key]; ok {
-		r.used = now
 		return r.Cluster, nil
 	}
 	made, err := config()
@@ -130,8 +141,23 @@ func (t *targets) connect(ctx context.Context, ks *kustomizev1.Kustomization) (*
 	if err != nil {
 		return nil, err
 	}
-	t.remote[key] = &remoteCluster{cluster, now}
+	t.remote[key] = &remoteCluster{Cluster: cluster, units: map[types.NamespacedName]bool{unit: true}}
 	return cluster, nil
+}
+
+// useLocked notes that a unit applies to the cluster of a key, and to no other.
+func (t *targets) useLocked(unit types.NamespacedName, key string) {
+	for k, r := range t.remote {
+		switch {
+		case k == key:
+			r.units[unit] = true
+		case r.units[unit]:
+			delete(r.units, unit)
+			if len(r.units) == 0 {
+				r.idle = t.c.opts.Clock.Now()
+			}
+		}
+	}
 }
 
 // kubeConfig returns what names a unit's kubeConfig, and how to make a configuration of it.

@@ -136,8 +136,9 @@ func (c *Controller) dependants() handler.EventHandler {
 			wake.Delete(ctx, e, q)
 			addAll(q, dependencies(e.Object.(*kustomizev1.Kustomization)))
 			c.writer.Forget(e.Object.GetUID())
-			c.memory.gone(e.Object.GetUID())
-			c.claims.withdraw(types.NamespacedName{Namespace: e.Object.GetNamespace(), Name: e.Object.GetName()})
+			name := types.NamespacedName{Namespace: e.Object.GetNamespace(), Name: e.Object.GetName()}
+			c.memory.gone(name, e.Object.GetUID())
+			c.claims.withdraw(name)
 		},
 	}
 }
