@@ -90,12 +90,9 @@ func (b *bench) begin(ctx context.Context) error {
 		return err
 	}
 	ctx, b.end = context.WithCancel(ctx)
-	var err error
-	if b.units, err = rig.Follow[*kustomizev1.Kustomization](ctx, b, &kustomizev1.KustomizationList{}, namespace); err != nil {
-		return err
-	}
-	b.kubelet, err = startKubelet(ctx, b, b.apps)
-	return err
+	b.units = rig.Follow(ctx, b, &kustomizev1.Kustomization{}, &kustomizev1.KustomizationList{}, namespace, nil)
+	b.kubelet = startKubelet(ctx, b, b.apps)
+	return nil
 }
 
 func (b *bench) startController() error {
@@ -114,7 +111,7 @@ func (b *bench) startController() error {
 func (b *bench) measure(ctx context.Context, name string, units int, do func(context.Context) error) error {
 	r := result{name: name, units: units}
 	var err error
-	if r.Cost, err = b.Measure(ctx, name, rig.Aftermath, do); err != nil {
+	if r.Cost, err = b.Measure(ctx, name, b.Settle, do); err != nil {
 		return errors.Join(err, b.kubelet.failed())
 	}
 	if err := b.kubelet.failed(); err != nil {
@@ -203,7 +200,7 @@ func (b *bench) upgrade(ctx context.Context) error {
 
 // idle looks at what is asked and used while nothing happens: nothing polls.
 func (b *bench) idle(ctx context.Context) error {
-	return b.measure(ctx, "idle, 10 s (in all)", 1, func(ctx context.Context) error { return rig.Pause(ctx, 10*time.Second-rig.Aftermath) })
+	return b.measure(ctx, "idle, 10 s (in all)", 1, func(ctx context.Context) error { return rig.Pause(ctx, 10*time.Second) })
 }
 
 // noChange asks for a reconcile of every unit, which finds nothing to do.

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
+
+	"github.com/terrace-dev/terrace/bench/rig"
 )
 
 // bare is a client that does nothing but apply, as the same account: no build, no
@@ -104,7 +106,7 @@ func (b *bench) floor(ctx context.Context) error {
 		}
 		r := result{name: step.name, units: b.apps, bare: true}
 		before := ownCPU()
-		r.Cost, err = b.Measure(ctx, step.name, 0, func(ctx context.Context) error { return c.each(ctx, apps, step.do) })
+		r.Cost, err = b.Measure(ctx, step.name, rig.Nothing, func(ctx context.Context) error { return c.each(ctx, apps, step.do) })
 		if err != nil {
 			return err
 		}

@@ -34,11 +34,10 @@ type kubelet struct {
 const kubeletWorkers = 4
 
 // startKubelet works on the Deployments of the namespace until ctx ends.
-func startKubelet(ctx context.Context, c client.WithWatch, apps int) (*kubelet, error) {
+func startKubelet(ctx context.Context, c client.WithWatch, apps int) *kubelet {
 	// Long enough that the watch need not wait for the writes.
 	k := &kubelet{client: c, queue: make(chan *appsv1.Deployment, 4*apps)}
-	var err error
-	k.deployments, err = rig.Follow(ctx, c, &appsv1.DeploymentList{}, namespace, func(d *appsv1.Deployment) {
+	k.deployments = rig.Follow(ctx, c, &appsv1.Deployment{}, &appsv1.DeploymentList{}, namespace, func(d *appsv1.Deployment) {
 		if d.Status.ObservedGeneration != d.Generation {
 			select {
 			case k.queue <- d:
@@ -46,13 +45,10 @@ func startKubelet(ctx context.Context, c client.WithWatch, apps int) (*kubelet, 
 			}
 		}
 	})
-	if err != nil {
-		return nil, fmt.Errorf("watch Deployments: %w", err)
-	}
 	for range kubeletWorkers {
 		go k.work(ctx)
 	}
-	return k, nil
+	return k
 }
 
 func (k *kubelet) work(ctx context.Context) {

@@ -72,6 +72,7 @@ func run(ctx context.Context, o options) (err error) {
 		b.floor, b.begin, b.install, b.upgrade, b.idle, b.noChange, b.unrelatedCommit, b.oneAppCommit, b.restart, b.delete,
 	} {
 		if err := phase(ctx); err != nil {
+			b.table(os.Stdout) // a long run that ends early was not for nothing
 			return err
 		}
 	}

@@ -34,7 +34,7 @@ func (b *bench) profile(ctx context.Context, phase string) error {
 	if err := os.MkdirAll(b.profiles, 0o755); err != nil {
 		return err
 	}
-	file := filepath.Join(b.profiles, strings.NewReplacer(" ", "-", ",", "").Replace(phase)+".heap")
+	file := filepath.Join(b.profiles, strings.NewReplacer(" ", "-", ",", "", "(", "", ")", "").Replace(phase)+".heap")
 	if err := download(ctx, "http://"+b.pprof+"/debug/pprof/heap?gc=1", file); err != nil {
 		return fmt.Errorf("take a heap profile: %w", err)
 	}

@@ -19,6 +19,13 @@ import (
 // print writes what each phase cost, how that compares to the bare client, and how it
 // stands to the budgets.
 func (b *bench) print(out io.Writer) {
+	b.table(out)
+	b.comparison(out)
+	b.budgets().Print(out)
+}
+
+// table writes what each phase has cost that is over.
+func (b *bench) table(out io.Writer) {
 	fmt.Fprintf(out, "%s; %d cores, %d Kustomizations of 4 objects, %d at a time\n\n", rig.Version(b.terrace), runtime.NumCPU(), b.apps, b.concurrent)
 
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -33,7 +40,7 @@ CPU API is that of the API server and etcd for everybody: also for the status wr
 the benchmark's own requests, and for being there (see idle). Requests are the client's,
 without those for the one source; etcd writes are all but the benchmark's. A new Service
 costs the API server a second write, for its address. MiB are resident at the end of the
-phase. After each phase of Terrace, 2 s pass that count but for the wall clock.
+phase. A phase of Terrace ends, but for the wall clock, when it has asked nothing for 1.5 s.
 
 What Terrace asks of the API for each Kustomization:
 `)
@@ -43,8 +50,6 @@ What Terrace asks of the API for each Kustomization:
 		}
 	}
 	fmt.Fprintln(out)
-	b.comparison(out)
-	b.budgets().Print(out)
 }
 
 // cells are a row: what the phase cost for one unit.

@@ -9,61 +9,88 @@ import (
 	"maps"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Followed are the objects of one kind in a namespace, as a watch shows them.
+// Followed are the objects of one kind in a namespace, as a watch shows them. A watch
+// that the API server ends, as it does to a client that is too slow for it, is begun
+// again.
 type Followed[T client.Object] struct {
 	stop context.CancelFunc
+	then func(T)
 
 	mu      sync.Mutex
 	seen    map[string]T // by name; those that are gone are absent
 	changed chan struct{}
-	ended   bool
 }
 
-// Follow watches the objects of list's kind until Stop or the end of ctx. Each
-// object that the watch shows is also given to every one of then, in order.
-func Follow[T client.Object](ctx context.Context, c client.WithWatch, list client.ObjectList, namespace string, then ...func(T)) (*Followed[T], error) {
-	f := &Followed[T]{seen: map[string]T{}, changed: make(chan struct{})}
+// Follow watches the objects of one kind until Stop or the end of ctx: example is an
+// object of it, and list an empty list. Each object that the watch shows is also given
+// to then, in order, unless that is nil.
+func Follow[T client.Object](ctx context.Context, c client.WithWatch, example T, list client.ObjectList, namespace string, then func(T)) *Followed[T] {
+	f := &Followed[T]{then: then, seen: map[string]T{}, changed: make(chan struct{})}
 	ctx, f.stop = context.WithCancel(ctx)
-	w, err := c.Watch(ctx, list, client.InNamespace(namespace))
-	if err != nil {
-		f.stop()
-		return nil, err
+	options := func(o metav1.ListOptions) *client.ListOptions {
+		return &client.ListOptions{Namespace: namespace, Raw: &o}
 	}
-	go func() {
-		defer w.Stop()
-		for event := range w.ResultChan() {
-			o, ok := event.Object.(T)
-			if !ok {
-				continue // the watch tells of its own end
-			}
-			f.note(event.Type, o)
-			if event.Type == watch.Deleted {
-				continue
-			}
-			for _, do := range then {
-				do(o)
-			}
-		}
-		f.mu.Lock()
-		f.ended = true
-		close(f.changed)
-		f.mu.Unlock()
-	}()
-	return f, nil
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			into := list.DeepCopyObject().(client.ObjectList)
+			return into, c.List(ctx, into, options(o))
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return c.Watch(ctx, list.DeepCopyObject().(client.ObjectList), options(o))
+		},
+	}
+	r := cache.NewReflectorWithOptions(lw, example, followStore[T]{f}, cache.ReflectorOptions{Name: "bench"})
+	go r.RunWithContext(ctx)
+	return f
 }
 
-func (f *Followed[T]) note(event watch.EventType, o T) {
+// followStore takes in what the watch shows.
+type followStore[T client.Object] struct{ f *Followed[T] }
+
+func (s followStore[T]) Add(o any) error { return s.Update(o) }
+func (s followStore[T]) Resync() error   { return nil }
+
+func (s followStore[T]) Update(o any) error {
+	shown := o.(T)
+	s.f.change(func(seen map[string]T) { seen[shown.GetName()] = shown })
+	if s.f.then != nil {
+		s.f.then(shown)
+	}
+	return nil
+}
+
+func (s followStore[T]) Delete(o any) error {
+	s.f.change(func(seen map[string]T) { delete(seen, o.(T).GetName()) })
+	return nil
+}
+
+// Replace takes a whole list; what is not in it is gone.
+func (s followStore[T]) Replace(items []any, _ string) error {
+	s.f.change(func(seen map[string]T) {
+		clear(seen)
+		for _, o := range items {
+			seen[o.(T).GetName()] = o.(T)
+		}
+	})
+	if s.f.then != nil {
+		for _, o := range items {
+			s.f.then(o.(T))
+		}
+	}
+	return nil
+}
+
+func (f *Followed[T]) change(do func(seen map[string]T)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if event == watch.Deleted {
-		delete(f.seen, o.GetName())
-	} else {
-		f.seen[o.GetName()] = o
-	}
+	do(f.seen)
 	close(f.changed)
 	f.changed = make(chan struct{})
 }
@@ -90,9 +117,13 @@ func (f *Followed[T]) Until(ctx context.Context, what string, names []string, do
 	defer cancel()
 	for {
 		f.mu.Lock()
+		changed := f.changed
+		f.mu.Unlock()
+		// Not under the lock, so that the watch need not wait for a look at every object.
+		seen := f.Seen()
 		missing, example := 0, ""
 		for _, name := range names {
-			o, there := f.seen[name]
+			o, there := seen[name]
 			if done(o) {
 				continue
 			}
@@ -101,13 +132,8 @@ func (f *Followed[T]) Until(ctx context.Context, what string, names []string, do
 				example += ": " + why(o)
 			}
 		}
-		changed, ended := f.changed, f.ended
-		f.mu.Unlock()
 		if missing == 0 {
 			return nil
-		}
-		if ended {
-			return fmt.Errorf("wait for %s: the watch ended", what)
 		}
 		select {
 		case <-changed:

@@ -123,9 +123,6 @@ func parseStat(text []byte) (cpu, error) {
 	return cpu{own: ticks[0] + ticks[1], children: ticks[2] + ticks[3]}, nil
 }
 
-// Log is the path of what the process printed.
-func (p *Process) Log() string { return p.log }
-
 // Memory is what a process has resident, in MiB: now, and at most so far.
 type Memory struct{ Now, Peak float64 }
 

@@ -11,6 +11,7 @@ package rig
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -32,10 +33,6 @@ import (
 
 // PhaseTimeout bounds each phase; what it waited for is in the error.
 const PhaseTimeout = 10 * time.Minute
-
-// Aftermath is how long a phase's late effects are waited for: events, and the
-// reconcile that finds nothing to do.
-const Aftermath = 2 * time.Second
 
 // Options say what a Rig is made of.
 type Options struct {
@@ -159,7 +156,10 @@ func (r *Rig) Stop(keep bool) error {
 	if r.Proxy != nil {
 		err = errors.Join(err, r.Proxy.server.Close())
 	}
-	if keep || err != nil || r.Dir == "" {
+	if r.Dir == "" {
+		return err
+	}
+	if keep || err != nil {
 		Progress("kept %s", r.Dir)
 		return err
 	}
@@ -168,9 +168,14 @@ func (r *Rig) Stop(keep bool) error {
 
 // StartController starts the controllers, with further arguments.
 func (r *Rig) StartController(args ...string) error {
+	data := filepath.Join(r.Dir, "controller")
+	// What a process before it wrote would lead to nobody.
+	if err := os.RemoveAll(filepath.Join(data, serverFile)); err != nil {
+		return err
+	}
 	var err error
 	r.Controller, err = startProcess(r.Dir, "controller", r.terrace, append([]string{
-		"controller", "--kubeconfig", r.Kubeconfig(), "--data-dir", filepath.Join(r.Dir, "controller"),
+		"controller", "--kubeconfig", r.Kubeconfig(), "--data-dir", data,
 		"--listen-address", "127.0.0.1:0", "--leader-election=false", "--allow-local-sources",
 	}, args...)...)
 	return err
@@ -183,13 +188,32 @@ func (r *Rig) StopController() error {
 	return err
 }
 
-// Settle waits until the controllers have made no request for a second and a half:
-// they have started, or have found that there is nothing to do.
+// serverFile, in the data directory, tells where the controllers listen.
+const serverFile = "server.json"
+
+// serving tells that the controllers have started.
+func (r *Rig) serving(ctx context.Context) error {
+	text, err := os.ReadFile(filepath.Join(r.Dir, "controller", serverFile))
+	if err != nil {
+		return err
+	}
+	var server struct{ Address string }
+	if err := json.Unmarshal(text, &server); err != nil {
+		return fmt.Errorf("read %s: %w", serverFile, err)
+	}
+	return answers(ctx, &rest.Config{Host: "http://" + server.Address}, []string{"/readyz"})
+}
+
+// Settle waits until the controllers have started, and then made no request for a
+// second and a half: they have found that there is nothing to do.
 func (r *Rig) Settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, PhaseTimeout)
 	defer cancel()
+	if err := r.Controller.await(ctx, "the controllers", r.serving); err != nil {
+		return err
+	}
 	last := r.Proxy.total()
-	for quiet, some := 0, false; quiet < 3; {
+	for quiet := 0; quiet < 3; {
 		if err := Pause(ctx, 500*time.Millisecond); err != nil {
 			return fmt.Errorf("wait for the controllers to settle; see %s: %w", r.Controller.log, err)
 		}
@@ -198,10 +222,9 @@ func (r *Rig) Settle(ctx context.Context) error {
 			return fmt.Errorf("the controllers ended: %v; see %s", r.Controller.err, r.Controller.log)
 		default:
 		}
+		quiet++
 		if n := r.Proxy.total(); n != last {
-			last, quiet, some = n, 0, true
-		} else if some {
-			quiet++
+			last, quiet = n, 0
 		}
 	}
 	return nil
@@ -230,10 +253,11 @@ type Cost struct {
 	Revisions int64
 }
 
-// Measure runs do, which ends when all that the phase asks for has happened, and
-// returns what it and the time after it cost; the wall clock is do's alone. What the
-// controllers used before is left out, unless they are started within.
-func (r *Rig) Measure(ctx context.Context, name string, after time.Duration, do func(context.Context) error) (c Cost, err error) {
+// Measure runs do, which ends when all that the phase asks for has happened, and then
+// after, which waits for what is late: events, and the reconcile that finds nothing to
+// do. It returns what both cost; the wall clock is do's alone. What the controllers
+// used before is left out, unless they are started within.
+func (r *Rig) Measure(ctx context.Context, name string, after, do func(context.Context) error) (c Cost, err error) {
 	Progress("%s", name)
 	revision, err := r.revision(ctx)
 	if err != nil {
@@ -259,7 +283,7 @@ func (r *Rig) Measure(ctx context.Context, name string, after time.Duration, do 
 	}
 
 	c.Wall = time.Since(begun)
-	if err := Pause(ctx, after); err != nil {
+	if err := after(ctx); err != nil {
 		return c, err
 	}
 	c.Requests = r.Proxy.Take()
@@ -289,6 +313,9 @@ func (r *Rig) Measure(ctx context.Context, name string, after time.Duration, do 
 func Progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "bench: %s\n", fmt.Sprintf(format, args...))
 }
+
+// Nothing waits for nothing.
+func Nothing(context.Context) error { return nil }
 
 // Pause waits, or returns why it may not.
 func Pause(ctx context.Context, d time.Duration) error {

@@ -166,12 +166,15 @@ func (b *bench) measure(ctx context.Context, name string, units int, after time.
 		return r, err
 	}
 	var err error
-	if r.Cost, err = b.Measure(ctx, name, after, do); err != nil {
+	if r.Cost, err = b.Measure(ctx, name, func(ctx context.Context) error { return rig.Pause(ctx, after) }, do); err != nil {
 		return r, err
 	}
 	r.commands, err = b.commands()
 	return r, err
 }
+
+// aftermath is how long a phase's late effects are waited for.
+const aftermath = 2 * time.Second
 
 // create is from the objects to the output Secrets. Starting the controllers is
 // not part of it.
@@ -182,11 +185,9 @@ func (b *bench) create(ctx context.Context) error {
 	if err := b.Settle(ctx); err != nil {
 		return err
 	}
-	if err := b.fleet.follow(ctx); err != nil {
-		return err
-	}
+	b.fleet.follow(ctx)
 	var err error
-	b.created, err = b.measure(ctx, "create to outputs", b.units, rig.Aftermath, func(ctx context.Context) error {
+	b.created, err = b.measure(ctx, "create to outputs", b.units, aftermath, func(ctx context.Context) error {
 		if err := b.fleet.createObjects(ctx); err != nil {
 			return err
 		}
@@ -248,7 +249,7 @@ func (b *bench) drift(ctx context.Context) error {
 
 func (b *bench) unrelatedCommit(ctx context.Context) error {
 	var err error
-	b.unrelated, err = b.measure(ctx, "commit that touches no unit", b.units, rig.Aftermath, func(ctx context.Context) error {
+	b.unrelated, err = b.measure(ctx, "commit that touches no unit", b.units, aftermath, func(ctx context.Context) error {
 		return b.commit(ctx, "README.md", "# Bench, changed\n")
 	})
 	return err
@@ -256,7 +257,7 @@ func (b *bench) unrelatedCommit(ctx context.Context) error {
 
 func (b *bench) oneUnitCommit(ctx context.Context) error {
 	var err error
-	b.oneUnit, err = b.measure(ctx, "commit that touches one unit", 1, rig.Aftermath, func(ctx context.Context) error {
+	b.oneUnit, err = b.measure(ctx, "commit that touches one unit", 1, aftermath, func(ctx context.Context) error {
 		return b.commit(ctx, filepath.Join(b.fleet.names[0], "main.tf"), module(b.fleet.names[0], 1))
 	})
 	return err
@@ -281,7 +282,7 @@ func (b *bench) restart(ctx context.Context) error {
 		return err
 	}
 	var err error
-	b.restarted, err = b.measure(ctx, "restart of the controllers", b.units, rig.Aftermath, func(ctx context.Context) error {
+	b.restarted, err = b.measure(ctx, "restart of the controllers", b.units, aftermath, func(ctx context.Context) error {
 		if err := b.startController(); err != nil {
 			return err
 		}

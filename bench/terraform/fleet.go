@@ -106,9 +106,8 @@ func (f *fleet) setInterval(ctx context.Context, interval string) error {
 }
 
 // follow watches the units until the fleet is stopped.
-func (f *fleet) follow(ctx context.Context) (err error) {
-	f.seen, err = rig.Follow[*infra.Terraform](ctx, f, &infra.TerraformList{}, fleetNamespace)
-	return err
+func (f *fleet) follow(ctx context.Context) {
+	f.seen = rig.Follow(ctx, f, &infra.Terraform{}, &infra.TerraformList{}, fleetNamespace, nil)
 }
 
 // until waits for every unit to be as done says.

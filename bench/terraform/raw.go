@@ -83,7 +83,7 @@ func (b *bench) rawPhase(ctx context.Context, name, root string, commands ...[]s
 	var mu sync.Mutex
 	var used time.Duration
 	var err error
-	r.Cost, err = b.Measure(ctx, name, 0, func(ctx context.Context) error {
+	r.Cost, err = b.Measure(ctx, name, rig.Nothing, func(ctx context.Context) error {
 		group, ctx := errgroup.WithContext(ctx)
 		group.SetLimit(b.concurrent)
 		for _, unit := range b.fleet.names {

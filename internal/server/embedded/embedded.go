@@ -82,10 +82,10 @@ func Up(ctx context.Context, cfg config.Config, out io.Writer) (err error) {
 	return serve(ctx, cp, cfg, srv, out)
 }
 
-// gcPercent makes the collector run when half as much as what lives has been added,
+// gcPercent makes the collector run when two fifths of what lives have been added,
 // not as much again. An API server, etcd and the controllers in one heap leave more
 // garbage than they keep, and the machine may be small; the price is a little CPU.
-const gcPercent = 50
+const gcPercent = 40
 
 // startError is err, or what to say to who ended the start: which step noticed it
 // is of no interest to them.
