@@ -67,6 +67,7 @@ type ControlPlane struct {
 	background       sync.WaitGroup
 	cancelBackground context.CancelFunc
 
+	number   int64      // marks its goroutines; see captureKubernetesLog
 	failed   chan error // fatal errors of the parts
 	result   chan error // for Wait
 	stopOnce sync.Once
@@ -84,7 +85,7 @@ func Start(ctx context.Context, config Config) (_ *ControlPlane, err error) {
 		log: config.Log, clock: config.clock, gate: &writeGate{},
 		failed: make(chan error, 1), result: make(chan error, 1), stopping: make(chan struct{}),
 	}
-	captureKubernetesLog(config.Log, cp.failed)
+	cp.number = captureKubernetesLog(config.Log, cp.failed)
 	if cp.dir, err = openDirectory(config.DataDir, config.clock.Now()); err != nil {
 		return nil, err
 	}
@@ -146,7 +147,9 @@ func (cp *ControlPlane) start(ctx context.Context, config Config, listener net.L
 	if cp.etcd, err = startEtcd(ctx, cp.dir, config.Quota, config.Log.WithName("etcd")); err != nil {
 		return err
 	}
-	cp.server, err = startAPIServer(serving{dir: cp.dir, listener: listener, etcd: cp.etcd.endpoint, gate: cp.gate})
+	labelled(cp.number, func() {
+		cp.server, err = startAPIServer(serving{dir: cp.dir, listener: listener, etcd: cp.etcd.endpoint, gate: cp.gate})
+	})
 	if err != nil {
 		return err
 	}
@@ -156,7 +159,9 @@ func (cp *ControlPlane) start(ctx context.Context, config Config, listener net.L
 		}
 		return startFailure(cp.dir, err)
 	}
-	cp.controllers, err = startControllers(cp.RESTConfig(), tokens, cp.CA(), config.Log.WithName("kubernetes"))
+	labelled(cp.number, func() {
+		cp.controllers, err = startControllers(cp.RESTConfig(), tokens, cp.CA(), config.Log.WithName("kubernetes"))
+	})
 	return err
 }
 
@@ -301,6 +306,7 @@ func (cp *ControlPlane) Stop(ctx context.Context) error {
 			cp.server.stop(ctx),
 		)
 		cp.background.Wait()
+		releaseKubernetesLog(cp.number)
 		cp.stopErr = errors.Join(cp.stopErr, cp.etcd.stop(ctx), cp.dir.release())
 		select {
 		case cp.result <- nil:
@@ -318,6 +324,7 @@ func (cp *ControlPlane) abandon() {
 	if cp.server != nil {
 		errs = append(errs, cp.server.stop(ctx))
 	}
+	releaseKubernetesLog(cp.number)
 	if cp.etcd != nil {
 		errs = append(errs, cp.etcd.stop(ctx))
 	}

@@ -4,8 +4,14 @@
 package controlplane
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"regexp"
 	"runtime"
+	"runtime/pprof"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	_ "unsafe" // go:linkname
@@ -60,26 +66,67 @@ func lower(log logr.Logger) logr.Logger {
 var kubernetesLog struct {
 	once   sync.Once
 	log    atomic.Pointer[logr.Logger]
-	failed atomic.Pointer[chan error]
+	last   atomic.Int64 // the number of the control plane that started last
+	failed sync.Map     // number → chan error, of those that run
 }
 
-// captureKubernetesLog sends klog's lines to log, and its fatal ones to failed
-// instead of ending the process.
-func captureKubernetesLog(log logr.Logger, failed chan error) {
+// planeLabel marks the goroutines of a control plane with its number, in the labels
+// that goroutines hand on to those that they start.
+const planeLabel = "terrace-controlplane"
+
+// captureKubernetesLog sends klog's lines to log, and the fatal ones of this control
+// plane to failed instead of ending the process. It returns the number by which the
+// control plane's goroutines have to be labelled.
+func captureKubernetesLog(log logr.Logger, failed chan error) int64 {
 	low := lower(log)
+	number := kubernetesLog.last.Add(1)
+	kubernetesLog.failed.Store(number, failed)
 	kubernetesLog.log.Store(&low)
-	kubernetesLog.failed.Store(&failed)
 	kubernetesLog.once.Do(func() {
 		klog.SetLogger(logr.New(current{}))
 		etcdClientLog = zap.New(&logCore{log: logr.New(current{})})
 		klog.OsExit = func(code int) {
-			select {
-			case *kubernetesLog.failed.Load() <- fmt.Errorf("the API server ended itself with code %d; its log says why", code):
-			default:
+			// A control plane that has stopped may still end itself: a hook of its start finds
+			// its etcd gone, say. That is nobody's failure any more, and not the next one's.
+			if failed, ok := kubernetesLog.failed.Load(planeOfGoroutine()); ok {
+				select {
+				case failed.(chan error) <- fmt.Errorf("the API server ended itself with code %d; its log says why", code):
+				default:
+				}
 			}
 			runtime.Goexit()
 		}
 	})
+	return number
+}
+
+// releaseKubernetesLog ends the interest in what a control plane's goroutines say last.
+func releaseKubernetesLog(number int64) { kubernetesLog.failed.Delete(number) }
+
+// labelled calls f such that the goroutines that it starts are known as the control plane's.
+func labelled(number int64, f func()) {
+	pprof.Do(context.Background(), pprof.Labels(planeLabel, strconv.FormatInt(number, 10)), func(context.Context) { f() })
+}
+
+var labelLine = regexp.MustCompile(`"` + planeLabel + `":"(\d+)"`)
+
+// planeOfGoroutine returns the number of the control plane that the calling goroutine
+// belongs to, of the one that started last if it has no label. The labels of a
+// goroutine can be read from a profile only, which is cheap enough for a fatal line.
+func planeOfGoroutine() int64 {
+	var profile bytes.Buffer
+	_ = pprof.Lookup("goroutine").WriteTo(&profile, 1) // a buffer takes everything
+	for entry := range strings.SplitSeq(profile.String(), "\n\n") {
+		if !strings.Contains(entry, "controlplane.planeOfGoroutine") {
+			continue
+		}
+		if m := labelLine.FindStringSubmatch(entry); m != nil {
+			if number, err := strconv.ParseInt(m[1], 10, 64); err == nil {
+				return number
+			}
+		}
+	}
+	return kubernetesLog.last.Load()
 }
 
 // current is a sink that looks up the sink of the control plane started last.

@@ -112,6 +112,9 @@ func contentDigest(o *unstructured.Unstructured) string {
 	annotations := maps.Clone(o.GetAnnotations())
 	// A rollout counts itself here; nobody applies it.
 	delete(annotations, "deployment.kubernetes.io/revision")
+	if len(annotations) == 0 {
+		annotations = nil // an empty one would be another content
+	}
 	// Finalizers and owners are those of the controllers that work on the object, as in Flux.
 	content["metadata"] = []any{o.GetName(), o.GetNamespace(), o.GetUID(), o.GetLabels(), annotations}
 	return jsonDigest(content)

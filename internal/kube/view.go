@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
@@ -65,7 +66,7 @@ type Record struct {
 func (r *Record) Object() *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	// It was encoded from an object.
-	_ = json.Unmarshal(r.raw, &o.Object)
+	_ = utiljson.Unmarshal(r.raw, &o.Object) // whole numbers stay such
 	return o
 }
 
@@ -190,13 +191,12 @@ func (v *View) start(from listWatcher, scope metav1.ListOptions, store cache.Ref
 		},
 	}
 	pause := retryWatch
-	synced := func() {
+	listed := func() {
 		v.mu.Lock()
+		defer v.mu.Unlock()
 		s.failed, pause = nil, retryWatch
-		v.mu.Unlock()
-		s.done()
 	}
-	r := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, &syncedStore{store, synced}, cache.ReflectorOptions{Name: "terrace"})
+	r := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, &syncedStore{store, listed, s.done}, cache.ReflectorOptions{Name: "terrace"})
 	go func() {
 		for ctx.Err() == nil {
 			err := r.ListAndWatchWithContext(ctx)
@@ -233,13 +233,15 @@ const (
 	retryWatchMax = 32 * time.Second
 )
 
-// syncedStore tells when the first list is in the store.
+// syncedStore tells when a list is here, before anybody is woken by it, and when it is
+// in the store.
 type syncedStore struct {
 	cache.ReflectorStore
-	synced func()
+	listed, synced func()
 }
 
 func (s *syncedStore) Replace(items []any, version string) error {
+	s.listed()
 	err := s.ReflectorStore.Replace(items, version)
 	s.synced()
 	return err
