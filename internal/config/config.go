@@ -100,6 +100,9 @@ type Config struct {
 	// Kustomization, beside those that it names itself: NAMESPACE/NAME once Load
 	// is done, where a name alone is one in namespace terrace-system. Empty means none.
 	SOPSAgeSecret string
+	// CustomApplyStageKinds are kinds that are applied in a stage of their own, after CRDs,
+	// namespaces and classes and before the rest, as "group/Kind" with commas between them.
+	CustomApplyStageKinds string
 	// PruneLimit is the share of a Kustomization's inventory, in percent, that one
 	// revision may prune; beyond it somebody has to agree. 100 means no limit.
 	PruneLimit int

@@ -54,6 +54,7 @@ func (c *Config) addScopeFlags(fs *pflag.FlagSet) {
 func (c *Config) addApplyFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.AllowRemoteBases, "allow-remote-bases", c.AllowRemoteBases, "let kustomization files name bases that are fetched over the network")
 	fs.StringVar(&c.SOPSAgeSecret, "sops-age-secret", c.SOPSAgeSecret, "Secret of age keys for every Kustomization, as NAME in terrace-system or NAMESPACE/NAME (default: none)")
+	fs.StringVar(&c.CustomApplyStageKinds, "custom-apply-stage-kinds", c.CustomApplyStageKinds, "kinds to apply before the others of a Kustomization, as group/Kind,… (default: none)")
 	fs.IntVar(&c.PruneLimit, "prune-limit", c.PruneLimit, "percent of a Kustomization's objects that one revision may prune without being asked about; 100 for no limit")
 	fs.IntVar(&c.PruneLimitMin, "prune-limit-min", c.PruneLimitMin, "objects that a revision may prune whatever the percentage")
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -139,6 +140,11 @@ func (c Config) validateScope(bad reporter) {
 }
 
 func (c Config) validateApply(bad reporter) {
+	for kind := range strings.SplitSeq(c.CustomApplyStageKinds, ",") {
+		if c.CustomApplyStageKinds != "" && !groupKind.MatchString(strings.TrimSpace(kind)) {
+			bad("custom-apply-stage-kinds", "rbac.authorization.k8s.io/Role,ConfigMap applies these two before the others", "%q: must be a kind, or a group and a kind with / between them", kind)
+		}
+	}
 	if c.PruneLimit < 0 || c.PruneLimit > 100 {
 		bad("prune-limit", "50 asks when more than half of a unit's objects would go", "%d: must be a percentage from 0 to 100", c.PruneLimit)
 	}
@@ -181,3 +187,6 @@ func (c Config) validateFiles(bad reporter) {
 		}
 	}
 }
+
+// groupKind matches a kind with or without its API group.
+var groupKind = regexp.MustCompile(`^([a-z0-9.-]+/)?[A-Z][A-Za-z0-9]*$`)

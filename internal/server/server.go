@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
+	"github.com/fluxcd/pkg/ssa/utils"
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
@@ -152,12 +153,16 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	if err != nil {
 		return nil, err
 	}
+	customStage, err := utils.ParseGroupKindSet(cfg.CustomApplyStageKinds)
+	if err != nil {
+		return nil, fmt.Errorf("read --custom-apply-stage-kinds: %w", err)
+	}
 	apps, err := kustomization.New(kustomization.Options{
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: appRecorder,
 		Artifacts: artifacts, Blobs: s.blobs, API: api, Dir: dir("kustomizations"), Namespace: install.Namespace, Concurrent: cfg.Concurrent,
 		NoCrossNamespaceRefs: cfg.NoCrossNamespaceRefs, DefaultServiceAccount: cfg.DefaultServiceAccount,
 		AllowRemoteBases: cfg.AllowRemoteBases, SOPSAgeSecret: cfg.SOPSAgeSecret,
-		PruneLimit: cfg.PruneLimit, PruneLimitMin: cfg.PruneLimitMin,
+		CustomStage: customStage, PruneLimit: cfg.PruneLimit, PruneLimitMin: cfg.PruneLimitMin,
 	})
 	if err != nil {
 		return nil, err

@@ -86,7 +86,7 @@ func (c *Controller) applyStages(ctx context.Context, cy *cycle) (status.Result,
 	a := cy.mem.attempt
 	opts := c.applyOptions(cy)
 	a.held = nil
-	for _, stage := range kube.Stages(a.build.objects, nil) {
+	for _, stage := range kube.Stages(a.build.objects, c.opts.CustomStage) {
 		changes, err := cy.client.Apply(ctx, stage, opts)
 		for _, ch := range changes {
 			c.record(cy, ch)

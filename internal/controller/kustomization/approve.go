@@ -80,7 +80,7 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, error) {
 	}
 	opts := c.applyOptions(cy)
 	var all []plan.ObjectChange
-	for _, stage := range kube.Stages(b.objects, nil) {
+	for _, stage := range kube.Stages(b.objects, c.opts.CustomStage) {
 		changes, err := cy.client.Diff(ctx, stage, opts)
 		if err != nil {
 			return nil, hide(b.secrets, err)

@@ -29,6 +29,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
@@ -93,6 +94,8 @@ type Options struct {
 	AllowRemoteBases bool
 	// SOPSAgeSecret is "namespace/name" of a Secret with keys for every unit; may be empty.
 	SOPSAgeSecret string
+	// CustomStage are kinds that are applied in a stage of their own before the rest.
+	CustomStage map[schema.GroupKind]struct{}
 	// PruneLimit is the share of a unit's objects, in percent, that a revision may prune
 	// without being asked about, and PruneLimitMin the number that it may prune in any case.
 	PruneLimit, PruneLimitMin int
