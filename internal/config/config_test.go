@@ -173,6 +173,11 @@ read configuration: --path: has no effect without --git`,
 			want: `read configuration: --prune-limit-min: -1: must not be negative
 read configuration: --prune-limit: 101: must be a percentage from 0 to 100`,
 		},
+		"StageOfNoKind": {
+			reason: "a kind is written as in a manifest, with its group before it",
+			args:   []string{"--custom-apply-stage-kinds=rbac.authorization.k8s.io/Role,roles"},
+			want:   `read configuration: --custom-apply-stage-kinds: "roles": must be a kind, or a group and a kind with / between them`,
+		},
 		"KeysNowhere": {
 			reason: "a Secret of no valid name is never found: say so at the start",
 			args:   []string{"--sops-age-secret=a/b/c"},
