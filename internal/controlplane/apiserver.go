@@ -20,7 +20,6 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 	"k8s.io/kubernetes/pkg/controlplane/reconcilers"
-	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
 // Addresses of Services. Nothing routes them; they only have to be consistent.
@@ -87,7 +86,6 @@ type serving struct {
 	dir      *directory
 	listener net.Listener
 	etcd     string // endpoint
-	tokens   serviceaccount.TokenGenerator
 	gate     *writeGate
 }
 

@@ -114,9 +114,11 @@ func (s *survey) kustomization(dir, file string, k types.Kustomization, plugin b
 	for _, n := range names {
 		s.refer(file, n)
 	}
+	//lint:ignore SA1019 files in the field have the old fields, and kustomize still reads them
 	for _, p := range append(append([]types.Patch{}, k.Patches...), k.PatchesJson6902...) {
 		s.source(dir, file, p.Path, p.Path)
 	}
+	//lint:ignore SA1019 as above
 	for _, p := range k.PatchesStrategicMerge {
 		if !strings.Contains(string(p), "\n") {
 			s.source(dir, file, string(p), string(p))
