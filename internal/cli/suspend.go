@@ -16,7 +16,10 @@ func newSuspend(a *app) *cobra.Command {
 		Use:   "suspend UNIT…",
 		Short: "Stop reconciling units or sources",
 		Long: `Set spec.suspend, so that nothing about the units is changed until they are
-resumed. A run that is under way goes on; "terrace cancel" ends it.`,
+resumed. A run that is under way goes on; "terrace cancel" ends it.
+
+Where a Kustomization applies the unit, it is told to leave it alone until then, or it
+would put spec.suspend back to what Git says.`,
 		Example: `  terrace suspend tf/network tf/cluster
   terrace suspend ks/apps gitrepository/fleet
   terrace suspend --all -n staging`,
@@ -51,12 +54,7 @@ func (a *app) setSuspended(cmd *cobra.Command, args []string, all, suspend bool,
 	var errs []error
 	word := map[bool]string{true: "suspended", false: "resumed"}[suspend]
 	for _, o := range objects {
-		// Resuming removes the field, as it is in most manifests: no trace is left.
-		var value any
-		if suspend {
-			value = true
-		}
-		changed, err := c.patch(cmd.Context(), o, map[string]any{"spec": map[string]any{"suspend": value}}, false)
+		changed, err := c.patch(cmd.Context(), o, suspension(o, suspend), false)
 		if err == nil {
 			fmt.Fprintf(a.env.Stdout, "%s %s\n", word, o)
 			if after != nil {
@@ -66,6 +64,26 @@ func (a *app) setSuspended(cmd *cobra.Command, args []string, all, suspend bool,
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// keptFromParent marks an object that was suspended by hand under a Kustomization.
+const keptFromParent = "terrace.dev/suspended-by-hand"
+
+// suspension is what suspends an object, or resumes it.
+func suspension(o object, suspend bool) map[string]any {
+	reconcile := kustomization.Resource.Group + "/reconcile"
+	// Resuming removes the field, as it is in most manifests: no trace is left.
+	fields := map[string]any{"spec": map[string]any{"suspend": nil}}
+	if suspend {
+		fields = map[string]any{"spec": map[string]any{"suspend": true}}
+	}
+	switch {
+	case suspend && o.GetLabels()[kustomization.Resource.Group+"/name"] != "" && o.GetAnnotations()[reconcile] == "":
+		return merged(fields, annotations(map[string]any{reconcile: "disabled", keptFromParent: "true"}))
+	case !suspend && o.GetAnnotations()[keptFromParent] != "":
+		return merged(fields, annotations(map[string]any{reconcile: nil, keptFromParent: nil}))
+	}
+	return fields
 }
 
 // named finds the objects that the arguments name, or all units of the namespace.

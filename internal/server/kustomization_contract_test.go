@@ -253,3 +253,27 @@ func TestKustomizationAwaitsATarball(t *testing.T) {
 	set(src.Status.Artifact.URL)
 	w.awaitAppReady("app")
 }
+
+// TestKustomizationLeavesASuspendedChildAlone is case 21: a child that was suspended by
+// hand, as terrace suspend does it, stays suspended while its parent is at work.
+func TestKustomizationLeavesASuspendedChildAlone(t *testing.T) {
+	w := newWorld(t, nil)
+	child := func(path string) string {
+		return strings.Replace(strings.TrimSpace(appManifest("child", "path: "+path+"\nprune: true\nsuspend: false")), "{name: child}", "{name: child, namespace: "+w.ns+"}", 1) + "\n"
+	}
+	w.commit(map[string]string{"root/child.yaml": child("./child"), "child/cm.yaml": w.cm("c", map[string]string{"k": "1"})})
+	w.app("root", "path: ./root\nprune: true")
+	w.awaitAppReady("child")
+	w.changeApp("child", func(ks *kustomizev1.Kustomization) {
+		ks.Spec.Suspend = true
+		ks.Annotations = map[string]string{"kustomize.toolkit.fluxcd.io/reconcile": "disabled", "terrace.dev/suspended-by-hand": "true"}
+	})
+	rev := w.commit(map[string]string{"root/child.yaml": child("./child/."), "child/cm.yaml": w.cm("c", map[string]string{"k": "2"})})
+	w.awaitAppAt("root", rev)
+	if ks := w.ks("child"); !ks.Spec.Suspend || w.configMap("c").Data["k"] != "1" {
+		t.Errorf("the child was resumed by its parent: suspend %v, %v", ks.Spec.Suspend, w.configMap("c").Data)
+	}
+	w.changeApp("child", func(ks *kustomizev1.Kustomization) { ks.Spec.Suspend, ks.Annotations = false, nil })
+	w.awaitAppAt("child", rev)
+	w.awaitConfigMap("c", "up to date", func(cm *corev1.ConfigMap) bool { return cm != nil && cm.Data["k"] == "2" })
+}
