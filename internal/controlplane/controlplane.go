@@ -228,7 +228,9 @@ func (cp *ControlPlane) runBackground(config Config) {
 	cp.cancelBackground = cancel
 	store := newStorage(cp.dir.path, config.reserve, cp.etcd, cp.gate, cp.clock, cp.log)
 	cp.background.Go(func() { store.run(ctx) })
-	cp.background.Go(func() { cp.renewCertificates(ctx) })
+	// Made here, so that the clock has it when Start returns.
+	renewal := cp.clock.NewTicker(renewalPeriod)
+	cp.background.Go(func() { cp.renewCertificates(ctx, renewal) })
 	cp.background.Go(func() { cp.freeMemory(ctx) })
 	go cp.watch()
 }
@@ -243,8 +245,7 @@ func (cp *ControlPlane) freeMemory(ctx context.Context) {
 	}
 }
 
-func (cp *ControlPlane) renewCertificates(ctx context.Context) {
-	tick := cp.clock.NewTicker(renewalPeriod)
+func (cp *ControlPlane) renewCertificates(ctx context.Context, tick clock.Ticker) {
 	defer tick.Stop()
 	for {
 		select {
