@@ -139,3 +139,27 @@ func TestObjectsWithoutImage(t *testing.T) {
 		t.Error("no error")
 	}
 }
+
+// TestVersionStaysText takes versions that YAML would read as numbers: the beginning of
+// a commit's hash can be one.
+func TestVersionStaysText(t *testing.T) {
+	for _, version := range []string{"1179986", "12e4567", "1.10"} {
+		all, err := install.Objects(install.Options{Image: "terrace:v1", Version: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, o := range all {
+			if o.GetKind() != "Deployment" {
+				continue
+			}
+			found = true
+			if got := o.GetLabels()["app.kubernetes.io/version"]; got != version {
+				t.Errorf("the label of version %s is %q", version, got)
+			}
+		}
+		if !found {
+			t.Error("there is no Deployment")
+		}
+	}
+}
