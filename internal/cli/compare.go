@@ -8,14 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 
 	ids "github.com/fluxcd/cli-utils/pkg/object"
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
-	ssaerrors "github.com/fluxcd/pkg/ssa/errors"
 	"github.com/fluxcd/pkg/ssa/jsondiff"
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,12 +25,13 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/plan"
 )
 
-// applier is the field manager of what Kustomizations apply, as with Flux. A dry run
-// in its name shows what an apply would take away, too.
-const applier = "kustomize-controller"
+// applier is who applies what Kustomizations say. A dry run in its name shows what an
+// apply would take away, too.
+var applier = kube.Kustomizations
 
 // comparison compares a unit's objects with those of a cluster.
 type comparison struct {
@@ -61,12 +60,7 @@ func (c *comparison) compare(ctx context.Context, objects []*unstructured.Unstru
 		}
 		wanted[ids.UnstructuredToObjMetadata(o)] = true
 		// As it is applied: the labels say whose it is.
-		labels := o.GetLabels()
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		labels[kustomization.Resource.Group+"/name"], labels[kustomization.Resource.Group+"/namespace"] = c.unit.Name, c.unit.Namespace
-		o.SetLabels(labels)
+		applier.Label(o, types.NamespacedName{Namespace: c.unit.Namespace, Name: c.unit.Name})
 	}
 	results := make([]*plan.ObjectChange, len(objects)+len(applied))
 	failures := make([]error, len(results))
@@ -109,28 +103,6 @@ func (c *comparison) skip(what, why string) {
 	c.skipped = append(c.skipped, skip{what, why})
 }
 
-// Opt-outs: what follows the group and a slash in a label or annotation of an object.
-const (
-	optSSA       = "ssa"
-	optReconcile = "reconcile"
-	optPrune     = "prune"
-	optForce     = "force"
-)
-
-// option reads an opt-out; its value is compared without case.
-func option(o *unstructured.Unstructured, key string) string {
-	key = kustomization.Resource.Group + "/" + key
-	if v, ok := o.GetLabels()[key]; ok {
-		return strings.ToLower(v)
-	}
-	return strings.ToLower(o.GetAnnotations()[key])
-}
-
-// left tells whether an object is to be left alone altogether.
-func left(o *unstructured.Unstructured) bool {
-	return option(o, optReconcile) == "disabled" || option(o, optSSA) == "ignore"
-}
-
 // one compares one object; no change and no error means that it is left alone.
 func (c *comparison) one(ctx context.Context, o *unstructured.Unstructured, all []*unstructured.Unstructured, rules jsondiff.CompiledIgnoreRules) (*plan.ObjectChange, error) {
 	failed := func(err error) (*plan.ObjectChange, error) {
@@ -138,7 +110,7 @@ func (c *comparison) one(ctx context.Context, o *unstructured.Unstructured, all 
 	}
 	change := &plan.ObjectChange{Action: plan.ActionCreate, After: o.Object, Sensitive: c.decrypted[subject(o)]}
 	switch {
-	case left(o):
+	case applier.Left(o):
 		c.skip(subject(o), "it opts out")
 		return nil, nil
 	case hasMasked(o):
@@ -163,7 +135,7 @@ func (c *comparison) one(ctx context.Context, o *unstructured.Unstructured, all 
 		return failed(err)
 	}
 	if err == nil {
-		if owned(live, c.unit.Namespace, c.unit.Name) && left(live) || option(o, optSSA) == "ifnotpresent" {
+		if owned(live, c.unit.Namespace, c.unit.Name) && applier.Left(live) || applier.OnlyIfAbsent(o) {
 			c.skip(subject(o), "it opts out")
 			return nil, nil
 		}
@@ -188,20 +160,14 @@ func (c *comparison) refused(o, live *unstructured.Unstructured, change *plan.Ob
 	case change.Before == nil && missingNamespace(err):
 		change.Reason = "its namespace does not exist yet"
 		return change, nil
-	case change.Before == nil || !ssaerrors.IsImmutableError(err):
-		return nil, failed
-	case c.unit.Spec.Force, option(o, optForce) == "enabled", option(live, optForce) == "enabled":
+	case change.Before == nil || !kube.IsImmutable(err):
+		return nil, failed // what else is invalid is not made valid by recreating the object
+	case c.unit.Spec.Force, applier.Forced(o), applier.Forced(live):
 		change.Action, change.Reason = plan.ActionReplace, err.Error()
 		return change, nil
-	case unchangeable.MatchString(err.Error()):
-		return nil, hintf(failed, "spec.force, or the annotation %s/%s: enabled of the object, has it deleted and created again", kustomization.Resource.Group, optForce)
 	}
-	return nil, failed
+	return nil, hintf(failed, "spec.force, or the annotation %s/force: enabled of the object, has it deleted and created again", applier.Group)
 }
-
-// unchangeable is how API servers and webhooks say that a field cannot be changed.
-// What else is invalid is not made valid by recreating the object.
-var unchangeable = regexp.MustCompile(`(?i)immutable|updates to .* forbidden|may not (be )?change|can(not|'t) (be )?change`)
 
 // dryRun is what the API server would make of an object.
 func dryRun(ctx context.Context, resource dynamic.ResourceInterface, o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
@@ -211,7 +177,7 @@ func dryRun(ctx context.Context, resource dynamic.ResourceInterface, o *unstruct
 	}
 	force := true
 	return resource.Patch(ctx, o.GetName(), types.ApplyPatchType, data, metav1.PatchOptions{
-		FieldManager: applier, Force: &force, DryRun: []string{metav1.DryRunAll},
+		FieldManager: applier.Field, Force: &force, DryRun: []string{metav1.DryRunAll},
 	})
 }
 
@@ -247,7 +213,7 @@ func (c *comparison) stale(ctx context.Context, id ids.ObjMetadata, version stri
 		return nil, nil
 	case l.object == nil || l.object.GetDeletionTimestamp() != nil || !owned(l.object, c.unit.Namespace, c.unit.Name):
 		return nil, nil // gone, or another unit's by now
-	case !c.unit.Spec.Prune, left(l.object), option(l.object, optPrune) == "disabled":
+	case !c.unit.Spec.Prune, applier.Kept(l.object):
 		return &plan.ObjectChange{Action: plan.ActionForget, Before: l.object.Object, Reason: "it is not pruned"}, nil
 	}
 	return &plan.ObjectChange{Action: plan.ActionDelete, Before: l.object.Object}, nil
@@ -255,18 +221,7 @@ func (c *comparison) stale(ctx context.Context, id ids.ObjMetadata, version stri
 
 // ignoreRules compiles spec.ignore.
 func (c *comparison) ignoreRules() (jsondiff.CompiledIgnoreRules, error) {
-	var rules []jsondiff.IgnoreRule
-	for _, r := range c.unit.Spec.Ignore {
-		rule := jsondiff.IgnoreRule{Paths: r.Paths}
-		if t := r.Target; t != nil {
-			rule.Selector = &jsondiff.Selector{
-				Group: t.Group, Version: t.Version, Kind: t.Kind, Name: t.Name, Namespace: t.Namespace,
-				AnnotationSelector: t.AnnotationSelector, LabelSelector: t.LabelSelector,
-			}
-		}
-		rules = append(rules, rule)
-	}
-	compiled, err := jsondiff.CompileIgnoreRules(rules)
+	compiled, err := jsondiff.CompileIgnoreRules(kube.IgnoreRules(c.unit.Spec.Ignore))
 	if err != nil {
 		return nil, fmt.Errorf("read spec.ignore: %w", err)
 	}

@@ -87,8 +87,6 @@ type Options struct {
 	Verified Verified
 	// Concurrency bounds the dry-runs at a time; 4 if zero.
 	Concurrency int
-	// Disallowed are field managers whose fields are taken over.
-	Disallowed []string
 }
 
 // Stages splits objects into Flux's stages: what others need to exist, classes, the
@@ -268,7 +266,7 @@ func (k *Client) normalise(o *unstructured.Unstructured) (namespaced bool, err e
 func (k *Client) settle(ctx context.Context, it *item, o Options) error {
 	owner, view := k.cluster.owner, k.cluster.View
 	it.change = Change{Key: it.key}
-	if owner.left(it.object) {
+	if owner.Left(it.object) {
 		it.change.Action, it.change.Why = Skipped, "it opts out"
 		return nil
 	}
@@ -277,11 +275,11 @@ func (k *Client) settle(ctx context.Context, it *item, o Options) error {
 		return &ObjectError{ID: it.key.ID(), Dry: true, Err: err}
 	}
 	it.live = live
-	if live != nil && live.Unit.Name != "" && owner.left(live.Object()) {
+	if live != nil && live.Unit.Name != "" && owner.Left(live.Object()) {
 		it.change.Action, it.change.Why = Skipped, "it opts out in the cluster"
 		return nil
 	}
-	if owner.option(it.object, keySSA) == "ifnotpresent" {
+	if owner.OnlyIfAbsent(it.object) {
 		there := live != nil
 		if !there {
 			o, err := k.Get(ctx, it.key.Kind, it.key.Namespace, it.key.Name)
@@ -374,7 +372,7 @@ func (k *Client) try(ctx context.Context, it *item, o Options) error {
 	switch {
 	case answer.GetResourceVersion() == "":
 		it.change.Action = Created
-	case it.live != nil && contentDigest(answer) == it.live.Content && !k.needsCleanup(it, answer, o):
+	case it.live != nil && contentDigest(answer) == it.live.Content && !k.needsCleanup(it, answer):
 		// What it has is what it should have; from now on that is known.
 		it.change.Action, it.apply, it.verified = Unchanged, false, true
 	default:
@@ -395,7 +393,7 @@ func (k *Client) refused(it *item, o Options, dry bool, err error) error {
 		it.change, it.apply = Change{Key: it.key, Action: Held, After: it.object, Why: err.Error()}, false
 		return nil
 	}
-	immutable := isImmutable(err)
+	immutable := IsImmutable(err)
 	if immutable && k.forced(it, o) {
 		it.again = true
 		it.change.Action, it.change.After, it.change.Why = Recreated, it.object, err.Error()
@@ -409,12 +407,13 @@ func (k *Client) refused(it *item, o Options, dry bool, err error) error {
 // successor be refused as well.
 var immutable = regexp.MustCompile(`(?i)immutable|(cannot|can not|may not|must not) (be )?chang|updates to .* for fields other than`)
 
-func isImmutable(err error) bool { return immutable.MatchString(err.Error()) }
+// IsImmutable tells whether the API server refuses to change a field, so that the object
+// would have to be recreated.
+func IsImmutable(err error) bool { return immutable.MatchString(err.Error()) }
 
 func (k *Client) forced(it *item, o Options) bool {
 	owner := k.cluster.owner
-	return o.Force || owner.option(it.object, keyForce) == "enabled" ||
-		it.live != nil && owner.option(it.live.Object(), keyForce) == "enabled"
+	return o.Force || owner.Forced(it.object) || it.live != nil && owner.Forced(it.live.Object())
 }
 
 // write brings one object to the cluster.
@@ -422,7 +421,7 @@ func (k *Client) write(ctx context.Context, it *item, o Options) error {
 	if it.again {
 		return k.recreate(ctx, it, o)
 	}
-	if it.rules || it.dry != nil && k.needsCleanup(it, it.dry, o) {
+	if it.rules || it.dry != nil && k.needsCleanup(it, it.dry) {
 		return k.delegate(ctx, it, o)
 	}
 	answer, err := k.apply(ctx, it.object, false)
@@ -438,7 +437,7 @@ func (k *Client) write(ctx context.Context, it *item, o Options) error {
 		}
 		return nil
 	}
-	if k.needsCleanup(it, answer, o) {
+	if k.needsCleanup(it, answer) {
 		return k.delegate(ctx, it, o)
 	}
 	k.confirm(it, answer, o)
@@ -491,7 +490,7 @@ func (k *Client) recreate(ctx context.Context, it *item, o Options) error {
 	}
 	if rest != nil {
 		delete(o.Verified, it.key.ID())
-		if k.cluster.owner.unitOf(rest.GetLabels()) != o.Unit {
+		if k.cluster.owner.UnitOf(rest.GetLabels()) != o.Unit {
 			// No watch of this unit's objects would show it go.
 			if err := k.cluster.View.Watch(ctx, o.Unit, it.key); err != nil {
 				return &ObjectError{ID: it.key.ID(), Err: err}
@@ -533,16 +532,13 @@ var (
 	cleanupLabels      = []string{"fluxcd.io/sync-gc-mark"}
 )
 
-func (k *Client) cleanup(o Options) ssa.ApplyCleanupOptions {
+func (k *Client) cleanup() ssa.ApplyCleanupOptions {
 	update := func(name string) ssa.FieldManager {
 		return ssa.FieldManager{Name: name, OperationType: metav1.ManagedFieldsOperationUpdate}
 	}
 	managers := []ssa.FieldManager{
 		{Name: "kubectl", OperationType: metav1.ManagedFieldsOperationApply},
 		update("kubectl"), update("before-first-apply"), update(k.cluster.owner.Field),
-	}
-	for _, name := range o.Disallowed {
-		managers = append(managers, ssa.FieldManager{Name: name, OperationType: metav1.ManagedFieldsOperationApply}, update(name))
 	}
 	return ssa.ApplyCleanupOptions{
 		Annotations: cleanupAnnotations, Labels: cleanupLabels, FieldManagers: managers,
@@ -551,7 +547,7 @@ func (k *Client) cleanup(o Options) ssa.ApplyCleanupOptions {
 }
 
 // needsCleanup tells whether an answer shows traces of earlier tools.
-func (k *Client) needsCleanup(it *item, answer *unstructured.Unstructured, o Options) bool {
+func (k *Client) needsCleanup(it *item, answer *unstructured.Unstructured) bool {
 	owner := k.cluster.owner
 	if owner.option(it.object, keySSA) == "merge" || owner.option(answer, keySSA) == "merge" {
 		return false
@@ -566,7 +562,7 @@ func (k *Client) needsCleanup(it *item, answer *unstructured.Unstructured, o Opt
 			return true
 		}
 	}
-	managers := k.cleanup(o).FieldManagers
+	managers := k.cleanup().FieldManagers
 	return slices.ContainsFunc(answer.GetManagedFields(), func(f metav1.ManagedFieldsEntry) bool {
 		return f.Subresource == "" && slices.ContainsFunc(managers, func(m ssa.FieldManager) bool {
 			// The library takes every manager whose name begins so, such as kubectl-client-side-apply.
@@ -584,11 +580,11 @@ func (k *Client) delegate(ctx context.Context, it *item, o Options) error {
 		return err
 	}
 	opts := ssa.DefaultApplyOptions()
-	opts.Cleanup, opts.DriftIgnoreRules = k.cleanup(o), o.Ignore
+	opts.Cleanup, opts.DriftIgnoreRules = k.cleanup(), o.Ignore
 	opts.MigrateAPIVersion = true
 	entry, err := m.Apply(ctx, it.object.DeepCopy(), opts)
 	if err != nil {
-		return &ObjectError{ID: it.key.ID(), Immutable: isImmutable(err), Err: err}
+		return &ObjectError{ID: it.key.ID(), Immutable: IsImmutable(err), Err: err}
 	}
 	answer, err := k.Get(ctx, it.key.Kind, it.key.Namespace, it.key.Name)
 	if err != nil {

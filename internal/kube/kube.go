@@ -23,6 +23,8 @@ import (
 	"strings"
 
 	"github.com/fluxcd/cli-utils/pkg/object"
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+	"github.com/fluxcd/pkg/ssa/jsondiff"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -46,6 +48,9 @@ type Owner struct {
 	Group string
 }
 
+// Kustomizations is the owner of what Kustomizations apply, by the names that Flux gives it.
+var Kustomizations = Owner{Field: "kustomize-controller", Group: kustomizev1.GroupVersion.Group}
+
 // Label adds the labels that say which unit an object belongs to.
 func (w Owner) Label(o *unstructured.Unstructured, unit types.NamespacedName) {
 	labels := maps.Clone(o.GetLabels())
@@ -56,8 +61,8 @@ func (w Owner) Label(o *unstructured.Unstructured, unit types.NamespacedName) {
 	o.SetLabels(labels)
 }
 
-// unitOf returns the unit that an object's labels name, the zero value if none.
-func (w Owner) unitOf(labels map[string]string) types.NamespacedName {
+// UnitOf returns the unit that an object's labels name, the zero value if none.
+func (w Owner) UnitOf(labels map[string]string) types.NamespacedName {
 	return types.NamespacedName{Namespace: labels[w.Group+"/namespace"], Name: labels[w.Group+"/name"]}
 }
 
@@ -82,9 +87,40 @@ func (w Owner) option(o *unstructured.Unstructured, key string) string {
 	return strings.ToLower(o.GetAnnotations()[key])
 }
 
-// left tells whether an object is to be left alone altogether.
-func (w Owner) left(o *unstructured.Unstructured) bool {
+// Left tells whether an object is to be left alone altogether.
+func (w Owner) Left(o *unstructured.Unstructured) bool {
 	return w.option(o, keyReconcile) == "disabled" || w.option(o, keySSA) == "ignore"
+}
+
+// OnlyIfAbsent tells whether an object is applied only where there is none.
+func (w Owner) OnlyIfAbsent(o *unstructured.Unstructured) bool {
+	return w.option(o, keySSA) == "ifnotpresent"
+}
+
+// Kept tells whether a live object is not to be pruned.
+func (w Owner) Kept(o *unstructured.Unstructured) bool {
+	return w.Left(o) || w.option(o, keyPrune) == "disabled"
+}
+
+// Forced tells whether an object may be recreated; nil is one that does not exist.
+func (w Owner) Forced(o *unstructured.Unstructured) bool {
+	return w.option(o, keyForce) == "enabled"
+}
+
+// IgnoreRules are the rules of spec.ignore as the applier takes them.
+func IgnoreRules(rules []kustomizev1.IgnoreRule) []jsondiff.IgnoreRule {
+	var out []jsondiff.IgnoreRule
+	for _, rule := range rules {
+		r := jsondiff.IgnoreRule{Paths: rule.Paths}
+		if t := rule.Target; t != nil {
+			r.Selector = &jsondiff.Selector{
+				Group: t.Group, Version: t.Version, Kind: t.Kind, Name: t.Name, Namespace: t.Namespace,
+				AnnotationSelector: t.AnnotationSelector, LabelSelector: t.LabelSelector,
+			}
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 // Subject writes an object as people do: Kind/namespace/name, or Kind/name.

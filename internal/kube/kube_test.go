@@ -382,7 +382,7 @@ func TestOptions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := named("ConfigMap", "n", "c")
 			_ = unstructured.SetNestedStringMap(o.Object, map[string]string{testOwner.Group + "/" + tc.key: tc.value}, "metadata", tc.where)
-			if got := testOwner.left(o); got != tc.left {
+			if got := testOwner.Left(o); got != tc.left {
 				t.Errorf("%s: left alone %v, want %v", tc.reason, got, tc.left)
 			}
 		})

@@ -82,7 +82,7 @@ func (k *Client) Prune(ctx context.Context, unit types.NamespacedName, keys []Ke
 			continue
 		case r.Unit != unit:
 			c.Action, c.Why = Skipped, "it is not this unit's"
-		case owner.left(r.Object()) || owner.option(r.Object(), keyPrune) == "disabled":
+		case owner.Kept(r.Object()):
 			c.Action, c.Why = Skipped, "it opts out"
 		case !r.Deleting:
 			if err := k.delete(ctx, key.Kind, key.Namespace, key.Name, r.UID); err != nil {

@@ -323,7 +323,7 @@ func newRecord(owner Owner, o *unstructured.Unstructured) *Record {
 	o.SetManagedFields(nil)
 	raw, _ := json.Marshal(o.Object) // it was decoded from JSON
 	return &Record{
-		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(), Unit: owner.unitOf(o.GetLabels()),
+		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(), Unit: owner.UnitOf(o.GetLabels()),
 		Content: contentDigest(o), Health: health(o), status: jsonDigest(o.Object["status"]), Deleting: o.GetDeletionTimestamp() != nil, raw: raw,
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/fluxcd/pkg/apis/meta"
-	"github.com/fluxcd/pkg/ssa/jsondiff"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -111,18 +110,7 @@ func (c *Controller) applyStages(ctx context.Context, cy *cycle) (status.Result,
 }
 
 func (c *Controller) applyOptions(cy *cycle) kube.Options {
-	opts := kube.Options{Unit: cy.name, Force: cy.ks.Spec.Force, Verified: cy.mem.verified}
-	for _, rule := range cy.ks.Spec.Ignore {
-		r := jsondiff.IgnoreRule{Paths: rule.Paths}
-		if t := rule.Target; t != nil {
-			r.Selector = &jsondiff.Selector{
-				Group: t.Group, Version: t.Version, Kind: t.Kind, Name: t.Name, Namespace: t.Namespace,
-				AnnotationSelector: t.AnnotationSelector, LabelSelector: t.LabelSelector,
-			}
-		}
-		opts.Ignore = append(opts.Ignore, r)
-	}
-	return opts
+	return kube.Options{Unit: cy.name, Force: cy.ks.Spec.Force, Ignore: kube.IgnoreRules(cy.ks.Spec.Ignore), Verified: cy.mem.verified}
 }
 
 // record keeps what happened to an object over the reconciles of an attempt.

@@ -50,8 +50,6 @@ import (
 
 // Names that Flux's tools and manifests know.
 const (
-	// FieldManager owns what is applied.
-	FieldManager = "kustomize-controller"
 	// statusManager owns the status of Kustomizations.
 	statusManager = "gotk-kustomize-controller"
 	// EventSource is the reporter of the events.
@@ -59,7 +57,7 @@ const (
 )
 
 // owner labels and applies.
-var owner = kube.Owner{Field: FieldManager, Group: kustomizev1.GroupVersion.Group}
+var owner = kube.Kustomizations
 
 // Options are what a Controller is made of. Every field without a stated default is required.
 type Options struct {
