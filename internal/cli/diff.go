@@ -14,6 +14,7 @@ import (
 	"github.com/fluxcd/pkg/ssa/normalize"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/terrace-dev/terrace/internal/plan"
 )
@@ -105,6 +106,7 @@ func (a *app) compareNow(ctx context.Context, r *rendering, f renderFlags, forma
 	c := &comparison{unit: r.unit, masked: maskedBecause}
 	if rec, ok := d.(*recording); ok {
 		c.decrypted = rec.decrypted
+		r.secrets = append(r.secrets, rec.Secrets()...)
 	}
 	if c.cluster, err = r.target(ctx); err != nil {
 		return false, err
@@ -113,7 +115,7 @@ func (a *app) compareNow(ctx context.Context, r *rendering, f renderFlags, forma
 		return false, err
 	}
 	changes, failed := c.compare(ctx, out.Objects, inventoryOf(r.live))
-	p, err := plan.FromObjects(changes, plan.Inputs{Revision: t.revision, Key: []byte(rand.Text())})
+	p, err := plan.FromObjects(changes, plan.Inputs{Revision: t.revision, Key: []byte(rand.Text()), Sensitive: r.secrets})
 	if err != nil {
 		return false, fmt.Errorf("diff %s: %w", r, err)
 	}
@@ -189,6 +191,5 @@ func (r *rendering) target(ctx context.Context) (*cluster, error) {
 
 // owned tells whether the labels of an object name a unit.
 func owned(o *unstructured.Unstructured, namespace, name string) bool {
-	l := o.GetLabels()
-	return l[kustomization.Resource.Group+"/name"] == name && l[kustomization.Resource.Group+"/namespace"] == namespace
+	return applier.UnitOf(o.GetLabels()) == types.NamespacedName{Namespace: namespace, Name: name}
 }

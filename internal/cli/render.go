@@ -53,6 +53,8 @@ type rendering struct {
 	cluster *cluster
 	// live is the unit as the cluster has it; its Unstructured is nil when it has none.
 	live object
+	// secrets are values that came out of Secrets and must not be shown.
+	secrets []string
 }
 
 // rendered reads the Kustomization that word names: from the file of the flags, or
@@ -170,6 +172,9 @@ func (r *rendering) variables(ctx context.Context) (map[string]string, error) {
 		}
 		for name, value := range data {
 			out[name] = string(value)
+			if from.Kind == "Secret" {
+				r.secrets = append(r.secrets, string(value))
+			}
 		}
 	}
 	for name, value := range post.Substitute {
@@ -232,18 +237,18 @@ func (r *rendering) decryptor(ctx context.Context) (d kustomize.Decryptor, why s
 	if err != nil {
 		return nil, "", fmt.Errorf("build %s: spec.decryption: %w", r, err)
 	}
-	return &recording{Decryptor: sops.New(keys, sops.WithoutMAC()), decrypted: map[string]bool{}}, "", nil
+	return &recording{Recorder: &sops.Recorder{Decryptor: sops.New(keys, sops.WithoutMAC())}, decrypted: map[string]bool{}}, "", nil
 }
 
-// recording remembers which objects were decrypted, so that their values are not shown.
+// recording remembers also which objects were decrypted, so that nothing of them is shown.
 type recording struct {
-	kustomize.Decryptor
+	*sops.Recorder
 	decrypted map[string]bool
 }
 
 // Object implements kustomize.Decryptor. A build calls it for one object after the other.
 func (r *recording) Object(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
-	did, err := r.Decryptor.Object(ctx, o)
+	did, err := r.Recorder.Object(ctx, o)
 	if did {
 		r.decrypted[subject(o)] = true
 	}

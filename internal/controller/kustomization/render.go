@@ -79,8 +79,8 @@ func (c *Controller) render(ctx context.Context, cy *cycle, vars map[string]stri
 		return nil
 	}
 	out, buildErr := kustomize.Build(ctx, in)
-	if r, ok := in.Decrypt.(*recording); ok {
-		secrets = append(secrets, r.secrets...)
+	if r, ok := in.Decrypt.(*sops.Recorder); ok {
+		secrets = append(secrets, r.Secrets()...)
 	}
 	m.artifact, m.reads, m.built = cy.artifact.Digest, out.Reads, nil
 	if m.tree, err = out.Reads.Digest(cy.dir); err != nil {
@@ -301,7 +301,7 @@ func (c *Controller) buildInput(ctx context.Context, cy *cycle, fetched referenc
 		return in, nil, err
 	}
 	if decrypt != nil {
-		in.Decrypt = &recording{Decryptor: decrypt}
+		in.Decrypt = &sops.Recorder{Decryptor: decrypt}
 	}
 	return in, secrets, nil
 }

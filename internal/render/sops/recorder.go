@@ -1,31 +1,30 @@
 // SPDX-FileCopyrightText: The Terrace Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package kustomization
+package sops
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
-
-	"github.com/terrace-dev/terrace/internal/render/sops"
 )
 
-// recording decrypts, and keeps the values that came out: they must not turn up in
+// Recorder decrypts, and keeps the values that came out: they must not turn up in
 // plans, events or conditions, whatever object they end in.
-type recording struct {
-	*sops.Decryptor
+type Recorder struct {
+	*Decryptor
 
 	mu      sync.Mutex
 	secrets []string
 }
 
 // File decrypts the content of a file.
-func (r *recording) File(ctx context.Context, name string, content []byte) ([]byte, error) {
+func (r *Recorder) File(ctx context.Context, name string, content []byte) ([]byte, error) {
 	plain, err := r.Decryptor.File(ctx, name, content)
 	if err != nil || string(plain) == string(content) {
 		return plain, err
@@ -40,13 +39,20 @@ func (r *recording) File(ctx context.Context, name string, content []byte) ([]by
 }
 
 // Object decrypts an object in place.
-func (r *recording) Object(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
+func (r *Recorder) Object(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
 	before := o.DeepCopy()
 	did, err := r.Decryptor.Object(ctx, o)
 	if err == nil && did {
 		r.compare(before.Object, o.Object)
 	}
 	return did, err
+}
+
+// Secrets returns the values that have come out until now.
+func (r *Recorder) Secrets() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.secrets)
 }
 
 func isTree(v any) bool {
@@ -58,7 +64,7 @@ func isTree(v any) bool {
 }
 
 // compare keeps the strings and numbers of a decrypted tree that were others in the encrypted one.
-func (r *recording) compare(before, after any) {
+func (r *Recorder) compare(before, after any) {
 	switch after := after.(type) {
 	case string:
 		if was, ok := before.(string); !ok || was != after {
@@ -91,7 +97,7 @@ func (r *recording) compare(before, after any) {
 
 // lines keeps the values of the lines that the encrypted text does not have, which
 // serves the formats of settings; of a file that is no such thing it keeps the lines.
-func (r *recording) lines(content, plain []byte) {
+func (r *Recorder) lines(content, plain []byte) {
 	had := map[string]bool{}
 	for _, line := range strings.Split(string(content), "\n") {
 		had[line] = true
@@ -107,7 +113,7 @@ func (r *recording) lines(content, plain []byte) {
 	}
 }
 
-func (r *recording) add(v string) {
+func (r *Recorder) add(v string) {
 	if v = strings.TrimSpace(v); v == "" {
 		return
 	}
