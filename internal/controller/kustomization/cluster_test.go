@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/testenv"
 )
@@ -39,7 +40,7 @@ func connected(t *testing.T, env *testenv.Env, ns string) (*Controller, *cycle) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	units := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&kustomizev1.Kustomization{}, indexSource, func(o client.Object) []string {
+	units := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&kustomizev1.Kustomization{}, dependency.BySource, func(o client.Object) []string {
 		return []string{sourceOf(o.(*kustomizev1.Kustomization))}
 	}).Build()
 	c := &Controller{opts: Options{Clock: clocktesting.NewFakeClock(noon), Client: units}, claims: newClaims(), memory: newMemory(), journal: journal{t.TempDir()}}

@@ -109,6 +109,7 @@ type Controller struct {
 	memory  *memory
 	claims  *claims
 	journal journal
+	units   dependency.Units
 	objects *dependency.Objects // set by Register
 	wakes   wakes
 }
@@ -132,6 +133,7 @@ func New(o Options) (*Controller, error) {
 		key:     key,
 		memory:  newMemory(),
 		claims:  newClaims(),
+		units:   dependency.NewUnits(o.Client, &kustomizev1.KustomizationList{}),
 		journal: journal{filepath.Clean(o.Dir)},
 		wakes:   wakes{out: make(chan event.GenericEvent, 1), pending: map[types.NamespacedName]bool{}},
 	}

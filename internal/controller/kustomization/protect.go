@@ -13,13 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/kube"
 )
 
 // siblings are the other units of a unit's source that are at work.
 func (c *Controller) siblings(ctx context.Context, cy *cycle) []types.NamespacedName {
 	var list kustomizev1.KustomizationList
-	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{indexSource: sourceOf(cy.ks)}); err != nil {
+	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{dependency.BySource: sourceOf(cy.ks)}); err != nil {
 		log(ctx).Error(err, "list the units of a source")
 		return nil
 	}
@@ -88,7 +89,7 @@ func (c *Controller) leavingIn(ctx context.Context, cy *cycle, keys []kube.Key) 
 // leavingDependants names units that depend on this one and are being deleted too: what
 // stands on something goes before it. Others do not hold a deletion up, as in Flux.
 func (c *Controller) leavingDependants(ctx context.Context, cy *cycle) ([]string, error) {
-	key := client.MatchingFields{indexDependency: objectKey(kustomizev1.KustomizationKind, cy.name.Namespace, cy.name.Name)}
+	key := client.MatchingFields{dependency.ByDependency: dependency.Key(kustomizev1.KustomizationKind, cy.name.Namespace, cy.name.Name)}
 	var names []string
 	var units kustomizev1.KustomizationList
 	if err := c.opts.Client.List(ctx, &units, key); err != nil {

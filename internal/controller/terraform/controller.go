@@ -102,7 +102,8 @@ type Controller struct {
 	hasher          *workdir.Hasher
 	cliConfigDigest string
 	wake            chan event.GenericEvent
-	started         atomic.Int64        // plans, so that each has an id of its own
+	started         atomic.Int64 // plans, so that each has an id of its own
+	units           dependency.Units
 	objects         *dependency.Objects // set by Register
 	memory          *memory
 }
@@ -139,6 +140,7 @@ func New(o Options) (*Controller, error) {
 		cliConfigDigest: cliConfig,
 		wake:            make(chan event.GenericEvent, 1024),
 		memory:          newMemory(),
+		units:           dependency.NewUnits(o.Client, &infra.TerraformList{}),
 	}, nil
 }
 

@@ -27,6 +27,7 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
@@ -61,8 +62,8 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Result, error) {
 	tf := cy.tf
 	var list infra.TerraformList
-	key := objectKey(infra.TerraformKind, tf.Namespace, tf.Name)
-	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{indexDependency: key}); err != nil {
+	key := dependency.Key(infra.TerraformKind, tf.Namespace, tf.Name)
+	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{dependency.ByDependency: key}); err != nil {
 		return status.Result{}, fmt.Errorf("list dependants: %w", err)
 	}
 	var names []string
@@ -101,7 +102,7 @@ func (c *Controller) awaitDependants(ctx context.Context, cy *cycle) (status.Res
 // deletion up, because Flux's never do.
 func (c *Controller) leavingKustomizations(ctx context.Context, key string) ([]string, error) {
 	var list kustomizev1.KustomizationList
-	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{indexDependency: key}); err != nil {
+	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{dependency.ByDependency: key}); err != nil {
 		return nil, fmt.Errorf("list dependants: %w", err)
 	}
 	var names []string
