@@ -29,6 +29,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/terrace-dev/terrace/internal/install"
 )
 
 // PhaseTimeout bounds each phase; what it waited for is in the error.
@@ -86,7 +88,7 @@ func Start(ctx context.Context, o Options) (*Rig, error) {
 		if r.config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(data, "kubeconfig")); err != nil {
 			return err
 		}
-		return answers(ctx, r.config, append([]string{"/readyz", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories"}, o.Served...))
+		return install.Answers(ctx, r.config, append([]string{"/readyz", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories"}, o.Served...)...)
 	})
 	if err != nil {
 		return r, err
@@ -125,29 +127,6 @@ func writeKubeconfig(path, server string) error {
 	k.Contexts["bench"] = &clientcmdapi.Context{Cluster: "bench", AuthInfo: "bench"}
 	k.CurrentContext = "bench"
 	return clientcmd.WriteToFile(*k, path)
-}
-
-// answers tells that the server is healthy and serves the kinds.
-func answers(ctx context.Context, cfg *rest.Config, paths []string) error {
-	c, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		return err
-	}
-	for _, path := range paths {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+path, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := c.Do(req)
-		if err != nil {
-			return err
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s answers %s", path, resp.Status)
-		}
-	}
-	return nil
 }
 
 // Stop ends the processes. The directory is removed unless keep is true.
@@ -201,7 +180,7 @@ func (r *Rig) serving(ctx context.Context) error {
 	if err := json.Unmarshal(text, &server); err != nil {
 		return fmt.Errorf("read %s: %w", serverFile, err)
 	}
-	return answers(ctx, &rest.Config{Host: "http://" + server.Address}, []string{"/readyz"})
+	return install.Answers(ctx, &rest.Config{Host: "http://" + server.Address}, "/readyz")
 }
 
 // Settle waits until the controllers have started, and then made no request for a
@@ -307,6 +286,21 @@ func (r *Rig) Measure(ctx context.Context, name string, after, do func(context.C
 	now, err := r.revision(ctx)
 	c.Revisions = now - revision
 	return c, err
+}
+
+// Binaries makes the paths of programs absolute, and fails on one that is not there.
+func Binaries(paths ...*string) error {
+	for _, p := range paths {
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(abs); err != nil {
+			return err
+		}
+		*p = abs
+	}
+	return nil
 }
 
 // Progress tells on standard error what is being done.

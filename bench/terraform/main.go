@@ -16,9 +16,10 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"syscall"
+
+	"github.com/terrace-dev/terrace/bench/rig"
 )
 
 func main() {
@@ -47,13 +48,8 @@ func run(ctx context.Context, o options) (err error) {
 	if o.units < 2 || o.concurrent < 1 {
 		return errors.New("-units must be 2 or more, -concurrent 1 or more")
 	}
-	for _, p := range []*string{&o.terrace, &o.tofu} {
-		if *p, err = filepath.Abs(*p); err != nil {
-			return err
-		}
-		if _, err := os.Stat(*p); err != nil {
-			return err
-		}
+	if err := rig.Binaries(&o.terrace, &o.tofu); err != nil {
+		return err
 	}
 	b := &bench{options: o}
 	defer func() { err = errors.Join(err, b.stop(o.keep || err != nil)) }()

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +19,8 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/terrace-dev/terrace/internal/install"
 )
 
 // plane is a `terrace up` process and the commands that are sent to it.
@@ -101,25 +102,8 @@ func (p *plane) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	client, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		return err
-	}
-	for _, path := range []string{"/readyz", "/apis/infra.contrib.fluxcd.io/v1alpha2/terraforms", "/apis/kustomize.toolkit.fluxcd.io/v1/kustomizations", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories"} {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+path, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s answers %s", path, resp.Status)
-		}
-	}
-	return nil
+	return install.Answers(ctx, cfg, "/readyz", "/apis/infra.contrib.fluxcd.io/v1alpha2/terraforms",
+		"/apis/kustomize.toolkit.fluxcd.io/v1/kustomizations", "/apis/source.toolkit.fluxcd.io/v1/gitrepositories")
 }
 
 // config reads the kubeconfig that the process has written.

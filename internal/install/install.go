@@ -4,7 +4,7 @@
 // Package install holds what Terrace needs on an existing cluster: the kinds,
 // the permissions, and the Deployment that runs `terrace controller`. It makes
 // the objects as values; who applies or prints them is elsewhere. It reads only
-// files that are embedded in the binary.
+// files that are embedded in the binary, and asks an API server only what it serves.
 package install
 
 import (

@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,6 +41,7 @@ import (
 
 	infrav1alpha1 "github.com/terrace-dev/terrace/api/infra/v1alpha1"
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/install"
 )
 
 // Kubeconfig is the variable that names the kubeconfig of the API server to
@@ -248,26 +248,7 @@ func (p *process) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return err
-	}
-	defer c.CloseIdleConnections()
-	for _, path := range []string{"/readyz", "/apis/" + infra.GroupVersion.String(), "/apis/" + sourcev1.GroupVersion.String()} {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path, nil)
-		if err != nil {
-			return err
-		}
-		response, err := c.Do(request)
-		if err != nil {
-			return err
-		}
-		response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s answers %s", path, response.Status)
-		}
-	}
-	return nil
+	return install.Answers(ctx, config, "/readyz", "/apis/"+infra.GroupVersion.String(), "/apis/"+sourcev1.GroupVersion.String())
 }
 
 func (p *process) tail() string {
