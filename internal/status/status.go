@@ -15,8 +15,10 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 type ending int
@@ -108,6 +110,14 @@ func Sooner(a, b time.Duration) time.Duration {
 	default:
 		return b
 	}
+}
+
+// RetryConflict turns a lost race into another try; everything else is an error.
+func RetryConflict(err error) (reconcile.Result, error) {
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: 50 * time.Millisecond}, nil
+	}
+	return reconcile.Result{}, err
 }
 
 // KeepTimes gives a condition that has the status it was read with the time that it

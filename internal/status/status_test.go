@@ -103,6 +103,39 @@ func TestWriterPatchesOnlyDifferencesAndKeepsItsOwnNewest(t *testing.T) {
 	}
 }
 
+// TestWriterKnowsWhatItLetGo holds for the watch cache that lags behind a deletion: the
+// version that it shows still has the finalizer, and may even have the same
+// resourceVersion as the answer to the write that took it off.
+func TestWriterKnowsWhatItLetGo(t *testing.T) {
+	now := metav1.Now()
+	cached := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "p", UID: "u1", ResourceVersion: "7", DeletionTimestamp: &now, Finalizers: []string{"example.com/x"},
+	}}
+	letGo := func(w *Writer[*corev1.Pod], meanwhile func()) {
+		t.Helper()
+		free := cached.DeepCopy()
+		free.Finalizers = nil
+		if _, err := w.patch(t.Context(), cached, free, func(client.Patch) error { meanwhile(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := NewWriter[*corev1.Pod](nil, "test")
+	letGo(w, func() {})
+	for range 2 {
+		if got := w.Newest(cached); len(got.Finalizers) != 0 {
+			t.Fatalf("the cache still shows it, and its deletion would be carried out again: %v", got.Finalizers)
+		}
+	}
+	w.Forget("u1")
+	if len(w.latest) != 0 {
+		t.Error("what is gone is remembered")
+	}
+	letGo(w, func() { w.Forget("u1") }) // the watch is faster than the answer
+	if len(w.latest) != 0 || len(w.sending) != 0 {
+		t.Errorf("what is gone is remembered: %d, %d", len(w.latest), len(w.sending))
+	}
+}
+
 func TestKeepTimes(t *testing.T) {
 	then, later := metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 	was := []metav1.Condition{{Type: "Same", Status: "True", LastTransitionTime: then}, {Type: "Moved", Status: "True", LastTransitionTime: then}}

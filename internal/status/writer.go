@@ -24,15 +24,20 @@ type Writer[T client.Object] struct {
 
 	mu     sync.Mutex
 	latest map[types.UID]T
+	// sending are the objects whose answer is on its way; one that is forgotten meanwhile
+	// is gone, and must not be remembered for ever.
+	sending map[types.UID]bool
 }
 
 // NewWriter returns a Writer whose patches carry the field owner's name.
 func NewWriter[T client.Object](c client.Client, owner string) *Writer[T] {
-	return &Writer[T]{client: c, owner: client.FieldOwner(owner), latest: map[types.UID]T{}}
+	return &Writer[T]{client: c, owner: client.FieldOwner(owner), latest: map[types.UID]T{}, sending: map[types.UID]bool{}}
 }
 
-// Newest returns obj, or the version that this Writer wrote when obj is older.
-// The result is a copy that the caller may change.
+// Newest returns obj, or the version that this Writer wrote when obj is older. An object
+// whose last finalizer it took off has no later version: its own is then returned until
+// the object is forgotten, so that a deletion is not carried out twice. The result is a
+// copy that the caller may change.
 func (w *Writer[T]) Newest(obj T) T {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -40,18 +45,21 @@ func (w *Writer[T]) Newest(obj T) T {
 	if !ok {
 		return obj.DeepCopyObject().(T)
 	}
-	if older(obj.GetResourceVersion(), own.GetResourceVersion()) {
+	same := obj.GetResourceVersion() == own.GetResourceVersion()
+	if older(obj.GetResourceVersion(), own.GetResourceVersion()) || same && !own.GetDeletionTimestamp().IsZero() {
 		return own.DeepCopyObject().(T)
 	}
 	delete(w.latest, obj.GetUID())
 	return obj.DeepCopyObject().(T)
 }
 
-// Forget drops what is remembered of an object that is gone.
+// Forget drops what is remembered of an object that is gone, also what the answer to a
+// write will bring.
 func (w *Writer[T]) Forget(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.latest, uid)
+	delete(w.sending, uid)
 }
 
 // Patch writes the differences between base and obj to the status subresource, if
@@ -81,15 +89,22 @@ func (w *Writer[T]) patch(_ context.Context, base, obj T, send func(client.Patch
 	if bytes.Equal(plain, []byte("{}")) {
 		return false, nil
 	}
-	if err := send(client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{})); err != nil {
-		if apierrors.IsNotFound(err) {
-			return true, nil
-		}
-		return true, fmt.Errorf("write status of %s: %w", client.ObjectKeyFromObject(obj), err)
-	}
+	uid := obj.GetUID()
+	w.mu.Lock()
+	w.sending[uid] = true
+	w.mu.Unlock()
+	err = send(client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}))
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.latest[obj.GetUID()] = obj.DeepCopyObject().(T)
+	known := w.sending[uid]
+	delete(w.sending, uid)
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return true, fmt.Errorf("write status of %s: %w", client.ObjectKeyFromObject(obj), err)
+	case known:
+		w.latest[uid] = obj.DeepCopyObject().(T)
+	}
 	return true, nil
 }
 

@@ -300,18 +300,16 @@ func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error
 	ks, m := cy.ks, cy.mem
 	desired := slices.Collect(maps.Keys(m.built.desired))
 	old := union(keysOf(ks.Status.Inventory), m.begun)
-	live := c.live(desired, keysOf(ks.Status.Inventory), m.held)
+	live := listed(desired, keysOf(ks.Status.Inventory), m.held)
 	stale := without(old, desired)
 	if len(stale) == 0 || !ks.Spec.Prune {
 		m.pruneWait = time.Time{}
 		c.letGo(cy, stale)
-		c.setInventory(cy, live)
+		ks.Status.Inventory = inventoryOf(live)
 		return status.Next, nil
 	}
 	if who, missing := c.siblingMissing(ctx, cy); missing {
-		c.setInventory(cy, union(live, stale))
-		waited := c.opts.Clock.Since(cy.begun)
-		log(ctx).V(1).Info("wait to prune until others know the revision", "for", who.String(), "waited", waited)
+		log(ctx).V(1).Info("wait to prune until others know the revision", "for", who.String())
 		return status.Wait(quiet, "", handOver), nil
 	}
 	m.pruneWait = time.Time{}
@@ -334,7 +332,7 @@ func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error
 		m.news = joinNews(m.news, strings.Join(lines, "\n"))
 	}
 	// What could not be deleted stays in the inventory, so that it is tried again.
-	c.setInventory(cy, union(live, kept, without(going, done)))
+	ks.Status.Inventory = inventoryOf(union(live, kept, without(going, done)))
 	if err != nil {
 		c.snapshot(cy, meta.PruneFailedReason)
 		return status.Result{}, status.Fail(meta.PruneFailedReason, err)
@@ -354,9 +352,9 @@ func (c *Controller) letGo(cy *cycle, keys []kube.Key) {
 // at the revision.
 const handOver = 30 * time.Second
 
-// live are the objects that the inventory lists: what was applied. An object that is
-// held is in it only if it was before.
-func (c *Controller) live(desired, old []kube.Key, held []kube.Change) []kube.Key {
+// listed are the objects that the inventory lists: what was applied. An object that is held is in it only
+// if it was before.
+func listed(desired, old []kube.Key, held []kube.Change) []kube.Key {
 	in := map[kube.ID]bool{}
 	for _, k := range old {
 		in[k.ID()] = true
@@ -366,10 +364,6 @@ func (c *Controller) live(desired, old []kube.Key, held []kube.Change) []kube.Ke
 		missing[h.Key.ID()] = !in[h.Key.ID()]
 	}
 	return slices.DeleteFunc(slices.Clone(desired), func(k kube.Key) bool { return missing[k.ID()] })
-}
-
-func (c *Controller) setInventory(cy *cycle, keys []kube.Key) {
-	cy.ks.Status.Inventory = inventoryOf(keys)
 }
 
 // siblingMissing names a unit of the same source that does not know yet what this

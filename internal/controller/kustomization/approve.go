@@ -21,22 +21,15 @@ import (
 	"github.com/terrace-dev/terrace/internal/status"
 )
 
-// waitingPlan is what was approved, and of which inputs. The plan that waits is made
-// anew at each look: its content decides, and may have changed since.
-type waitingPlan struct {
-	inputs   string
-	approved string // the digest that is being applied
-}
-
 // approve holds a unit that asks for approvals until its plan has one. What is applied
-// is what was approved, by content: if it is another by then, that one waits.
+// is what was approved, by content: if it is another by then, that one waits. The plan is made anew at each look for that.
 func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, error) {
 	ks, m := cy.ks, cy.mem
 	if ks.Annotations[v1alpha1.ApproveAnnotation] != v1alpha1.ApproveManual {
-		m.plan = nil
+		m.approved = ""
 		return status.Next, nil
 	}
-	if m.plan != nil && m.plan.inputs == cy.inputs && m.attempt != nil {
+	if m.approved == cy.inputs && m.attempt != nil {
 		return status.Next, nil // on its way already
 	}
 	if m.applied == cy.inputs {
@@ -56,14 +49,12 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		Pending:      &approval.Pending{ID: p.ID, Digest: p.Digest},
 	})
 	if d.Approved {
-		m.plan = &waitingPlan{inputs: cy.inputs, approved: p.Digest}
+		m.approved = cy.inputs
 		return status.Next, nil
 	}
 	message := fmt.Sprintf("plan %s waits: %s; approve it with `terrace approve ks/%s -n %s`, or annotate %s: %s",
 		p.ID, p.Counts, ks.Name, ks.Namespace, v1alpha1.ApprovedPlanAnnotation, p.ID)
-	if r := conditions.Get(cy.base, meta.ReadyCondition); r == nil || r.Message != message {
-		cy.event(corev1.EventTypeNormal, v1alpha1.ReasonPlanWaiting, message)
-	}
+	cy.tellOnce(corev1.EventTypeNormal, v1alpha1.ReasonPlanWaiting, message)
 	// Nobody makes progress until a person does: Reconciling would make tools time out.
 	mark(ks, meta.ReadyCondition, metav1.ConditionUnknown, v1alpha1.ReasonPlanWaiting, message)
 	conditions.Delete(ks, meta.ReconcilingCondition)

@@ -181,9 +181,6 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := c.opts.Client.Get(ctx, req.NamespacedName, &cached); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if c.memory.isReleased(cached.UID) {
-		return ctrl.Result{}, nil
-	}
 	ks := c.writer.Newest(&cached)
 	cy := &cycle{ks: ks, base: ks.DeepCopy(), name: req.NamespacedName, release: func() {}, begun: c.opts.Clock.Now()}
 	cy.mem = c.memory.lock(req.NamespacedName, ks.UID)
@@ -200,7 +197,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	if controllerutil.AddFinalizer(ks, kustomizev1.KustomizationFinalizer) {
 		if _, err := c.writer.PatchMeta(ctx, cy.base, ks); err != nil {
-			return retryConflict(err)
+			return status.RetryConflict(err)
 		}
 		cy.base = ks.DeepCopy()
 	}
@@ -221,7 +218,7 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	requeue := res.After
 	switch {
 	case err != nil && apierrors.IsConflict(err):
-		return retryConflict(err)
+		return status.RetryConflict(err)
 	case err != nil:
 		requeue = ks.GetRetryInterval()
 		c.failed(cy, status.ReasonOf(err, meta.ReconciliationFailedReason), err.Error())
@@ -255,7 +252,7 @@ const (
 func (c *Controller) commit(ctx context.Context, cy *cycle, requeue time.Duration) (ctrl.Result, error) {
 	status.KeepTimes(cy.base.Status.Conditions, cy.ks.Status.Conditions)
 	if _, err := c.writer.Patch(ctx, cy.base, cy.ks); err != nil {
-		return retryConflict(err)
+		return status.RetryConflict(err)
 	}
 	if err := c.settleJournal(cy); err != nil {
 		return ctrl.Result{}, err
@@ -286,14 +283,6 @@ func (c *Controller) jitter(d time.Duration) time.Duration {
 	return d + time.Duration((rand.Float64()-0.5)*0.1*float64(d)) //nolint:gosec // spreads work, hides nothing
 }
 
-// retryConflict turns a lost race into another try; everything else is an error.
-func retryConflict(err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
-	}
-	return ctrl.Result{}, err
-}
-
 // maxEvent bounds the message of an event, in bytes: the API server takes 1,024.
 const maxEvent = 1000
 
@@ -306,33 +295,38 @@ func cut(s string, n int) string {
 
 // failed says that a try has failed and will be repeated.
 func (c *Controller) failed(cy *cycle, reason, message string) {
-	if r := conditions.Get(cy.base, meta.ReadyCondition); r == nil || r.Reason != reason || r.Message != cut(message, kustomizev1.MaxConditionMessageLength) {
-		cy.event(corev1.EventTypeWarning, reason, message)
-	}
-	mark(cy.ks, meta.ReadyCondition, metav1.ConditionFalse, reason, message)
-	mark(cy.ks, meta.ReconcilingCondition, metav1.ConditionTrue, meta.ProgressingWithRetryReason, message)
-	conditions.Delete(cy.ks, meta.StalledCondition)
+	cy.tellOnce(corev1.EventTypeWarning, reason, message)
+	notReady(cy.ks, reason, message)
 }
 
 // waiting says that something outside must happen first.
 func (c *Controller) waiting(cy *cycle, reason, message string) {
-	if r := conditions.Get(cy.base, meta.ReadyCondition); r == nil || r.Reason != reason || r.Message != cut(message, kustomizev1.MaxConditionMessageLength) {
-		cy.event(corev1.EventTypeNormal, reason, message)
-	}
-	mark(cy.ks, meta.ReadyCondition, metav1.ConditionFalse, reason, message)
-	mark(cy.ks, meta.ReconcilingCondition, metav1.ConditionTrue, meta.ProgressingWithRetryReason, message)
-	conditions.Delete(cy.ks, meta.StalledCondition)
+	cy.tellOnce(corev1.EventTypeNormal, reason, message)
+	notReady(cy.ks, reason, message)
 }
 
 // stalled says that a person must act.
 func (c *Controller) stalled(cy *cycle, reason, message string) {
-	if r := conditions.Get(cy.base, meta.ReadyCondition); r == nil || r.Reason != reason || r.Message != message {
-		cy.event(corev1.EventTypeWarning, reason, message)
-	}
+	cy.tellOnce(corev1.EventTypeWarning, reason, message)
 	mark(cy.ks, meta.ReadyCondition, metav1.ConditionFalse, reason, message)
 	mark(cy.ks, meta.StalledCondition, metav1.ConditionTrue, reason, message)
 	conditions.Delete(cy.ks, meta.ReconcilingCondition)
 	cy.ks.Status.ObservedGeneration = cy.ks.Generation
+}
+
+// tellOnce tells what the Ready condition is going to say, unless it says so already.
+func (cy *cycle) tellOnce(kind, reason, message string) {
+	r := conditions.Get(cy.base, meta.ReadyCondition)
+	if r == nil || r.Reason != reason || r.Message != cut(message, kustomizev1.MaxConditionMessageLength) {
+		cy.event(kind, reason, message)
+	}
+}
+
+// notReady says that the unit is not what its source asks for, and is tried again.
+func notReady(ks *kustomizev1.Kustomization, reason, message string) {
+	mark(ks, meta.ReadyCondition, metav1.ConditionFalse, reason, message)
+	mark(ks, meta.ReconcilingCondition, metav1.ConditionTrue, meta.ProgressingWithRetryReason, message)
+	conditions.Delete(ks, meta.StalledCondition)
 }
 
 // progress says that work is under way.

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/status"
 )
 
 // finalize deletes what the unit has applied, as its deletion policy says, and lets
@@ -51,13 +52,9 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 		}
 	}
 	controllerutil.RemoveFinalizer(ks, kustomizev1.KustomizationFinalizer)
-	// The watch may show it gone before the answer is here, and must find what to drop.
-	c.memory.release(cy.name, ks.UID)
 	if _, err := c.writer.PatchMeta(ctx, cy.base, ks); err != nil {
-		c.memory.gone(cy.name, ks.UID)
-		return retryConflict(err)
+		return status.RetryConflict(err)
 	}
-	c.writer.Forget(ks.UID)
 	c.claims.withdraw(cy.name)
 	c.targets.forget(cy.name)
 	if err := c.journal.remove(cy.name); err != nil {

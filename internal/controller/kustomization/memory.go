@@ -23,9 +23,8 @@ import (
 // memory is what the controller knows of units between reconciles. Losing it costs a
 // build and, with the journal lost as well, a dry-run of each object.
 type memory struct {
-	mu       sync.Mutex
-	units    map[types.NamespacedName]*unit
-	released map[types.UID]bool // their finalizer is off; the watch may still show them
+	mu    sync.Mutex
+	units map[types.NamespacedName]*unit
 }
 
 // unit is the memory of one Kustomization.
@@ -59,7 +58,7 @@ type unit struct {
 	pruneWait    time.Time     // since when a prune waits for other units
 	held         []kube.Change // objects whose kind is not served
 	news         string        // what was changed and not told yet
-	plan         *waitingPlan
+	approved     string        // inputs whose plan is approved and being applied
 }
 
 // built is what is remembered of a build.
@@ -82,7 +81,7 @@ type attempt struct {
 }
 
 func newMemory() *memory {
-	return &memory{units: map[types.NamespacedName]*unit{}, released: map[types.UID]bool{}}
+	return &memory{units: map[types.NamespacedName]*unit{}}
 }
 
 // lock returns the memory of a unit, locked. Another object of the same name starts anew.
@@ -98,24 +97,10 @@ func (m *memory) lock(name types.NamespacedName, uid types.UID) *unit {
 	return u
 }
 
-func (m *memory) release(name types.NamespacedName, uid types.UID) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.released[uid] = true
-	delete(m.units, name)
-}
-
-func (m *memory) isReleased(uid types.UID) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.released[uid]
-}
-
 // gone drops what is remembered of an object that the watch has seen go.
 func (m *memory) gone(name types.NamespacedName, uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.released, uid)
 	if u := m.units[name]; u != nil && u.uid == uid {
 		delete(m.units, name)
 	}

@@ -15,10 +15,10 @@ import (
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/status"
 )
 
@@ -59,7 +59,7 @@ func (c *Controller) fetch(ctx context.Context, cy *cycle) (status.Result, error
 		return status.Wait(quiet, "", newborn), nil
 	case apierrors.IsNotFound(err):
 		return status.Wait(meta.ArtifactFailedReason, fmt.Sprintf("Source '%s' not found", describe(ref, namespace)), 0), nil
-	case errors.Is(err, errUnknownSource):
+	case errors.Is(err, reference.ErrUnknownSource):
 		return status.Stalled(meta.ArtifactFailedReason, err.Error()), nil
 	case err != nil:
 		return status.Result{}, status.Fail(meta.ArtifactFailedReason, err)
@@ -84,28 +84,7 @@ func sourceNamespace(ks *kustomizev1.Kustomization) string {
 	return ks.Namespace
 }
 
-var errUnknownSource = errors.New("unknown kind of source")
-
 // sourceArtifact returns the artifact of a source, nil if it has none yet.
 func (c *Controller) sourceArtifact(ctx context.Context, kind string, key types.NamespacedName) (*meta.Artifact, error) {
-	var obj interface {
-		client.Object
-		GetArtifact() *meta.Artifact
-	}
-	switch kind {
-	case sourcev1.GitRepositoryKind:
-		obj = &sourcev1.GitRepository{}
-	case sourcev1.OCIRepositoryKind:
-		obj = &sourcev1.OCIRepository{}
-	case sourcev1.BucketKind:
-		obj = &sourcev1.Bucket{}
-	case sourcev1.ExternalArtifactKind:
-		obj = &sourcev1.ExternalArtifact{}
-	default:
-		return nil, fmt.Errorf("%w %q: sourceRef.kind is GitRepository, OCIRepository, Bucket or ExternalArtifact", errUnknownSource, kind)
-	}
-	if err := c.opts.Client.Get(ctx, key, obj); err != nil {
-		return nil, err
-	}
-	return obj.GetArtifact(), nil
+	return reference.Artifact(ctx, c.opts.Client, kind, key, sourcev1.GitRepositoryKind, sourcev1.OCIRepositoryKind, sourcev1.BucketKind, sourcev1.ExternalArtifactKind)
 }

@@ -177,9 +177,6 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := c.opts.Client.Get(ctx, req.NamespacedName, &cached); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if c.memory.isReleased(cached.UID) {
-		return ctrl.Result{}, nil
-	}
 	tf := c.writer.Newest(&cached)
 	cy := &cycle{tf: tf, base: tf.DeepCopy(), fetched: data{}, release: func() {}}
 	defer func() { cy.release() }()
@@ -194,7 +191,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	// without it, a deletion in between would leave resources that nobody knows.
 	if controllerutil.AddFinalizer(tf, infra.Finalizer) {
 		if _, err := c.writer.PatchMeta(ctx, cy.base, tf); err != nil {
-			return c.retryConflict(err)
+			return status.RetryConflict(err)
 		}
 		cy.base = tf.DeepCopy()
 	}
@@ -230,7 +227,7 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	switch {
 	case err != nil:
 		if apierrors.IsConflict(err) {
-			return c.retryConflict(err)
+			return status.RetryConflict(err)
 		}
 		broken(cy, err)
 	case res.IsStalled():
@@ -271,7 +268,7 @@ func broken(cy *cycle, err error) {
 func (c *Controller) commit(ctx context.Context, cy *cycle, requeue time.Duration, cause error) (ctrl.Result, error) {
 	status.KeepTimes(cy.base.Status.Conditions, cy.tf.Status.Conditions)
 	if _, err := c.writer.Patch(ctx, cy.base, cy.tf); err != nil {
-		return c.retryConflict(err)
+		return status.RetryConflict(err)
 	}
 	before := cy.base
 	cy.base = cy.tf.DeepCopy()
@@ -298,14 +295,6 @@ func (c *Controller) tell(cy *cycle) {
 		c.opts.Recorder.AnnotatedEventf(cy.tf, annotations, e.kind, e.reason, "%s", e.message)
 	}
 	cy.events = nil
-}
-
-// retryConflict turns a lost race into another try; everything else is an error.
-func (c *Controller) retryConflict(err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
-	}
-	return ctrl.Result{}, err
 }
 
 // Wake makes the controller look at a unit; the executor calls it when a run moves.

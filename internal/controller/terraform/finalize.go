@@ -28,6 +28,7 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/dependency"
+	references "github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
@@ -274,7 +275,7 @@ func (c *Controller) lastGoodArtifact(ctx context.Context, tf *infra.Terraform) 
 		ns = tf.Namespace
 	}
 	art, err := c.sourceArtifact(ctx, tf.Spec.SourceRef.Kind, types.NamespacedName{Namespace: ns, Name: tf.Spec.SourceRef.Name})
-	if client.IgnoreNotFound(err) != nil && !errors.Is(err, errUnknownSource) {
+	if client.IgnoreNotFound(err) != nil && !errors.Is(err, references.ErrUnknownSource) {
 		return nil, err
 	}
 	return art, nil
@@ -321,9 +322,8 @@ func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error
 		return f == infra.Finalizer || strings.HasPrefix(f, infra.DependencyFinalizerPrefix)
 	})
 	if _, err := c.writer.PatchMeta(ctx, base, tf); err != nil {
-		return c.retryConflict(err)
+		return status.RetryConflict(err)
 	}
-	c.memory.release(tf.UID)
 	// Only now that the object is gone may go what its deletion could have needed again.
 	if err := c.opts.Artifacts.Unpin(ctx, pinOf(tf)); err != nil {
 		return ctrl.Result{}, err

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/lru"
 
 	"github.com/terrace-dev/terrace/internal/run"
@@ -18,9 +17,6 @@ import (
 type memory struct {
 	mu    sync.Mutex
 	units map[run.Unit]*unitMemory
-	// released are the objects whose finalizer was taken off: the watch cache may still
-	// hold them with it, and a deletion must not be carried out twice.
-	released map[types.UID]bool
 }
 
 type unitMemory struct {
@@ -43,26 +39,7 @@ type healthResult struct {
 }
 
 func newMemory() *memory {
-	return &memory{units: map[run.Unit]*unitMemory{}, released: map[types.UID]bool{}}
-}
-
-func (m *memory) release(uid types.UID) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.released[uid] = true
-}
-
-func (m *memory) isReleased(uid types.UID) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.released[uid]
-}
-
-// gone drops what is remembered of an object that the watch has seen go.
-func (m *memory) gone(uid types.UID) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.released, uid)
+	return &memory{units: map[run.Unit]*unitMemory{}}
 }
 
 // with calls f on what is remembered of u.

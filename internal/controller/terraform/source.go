@@ -18,9 +18,9 @@ import (
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	references "github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
 )
@@ -44,7 +44,7 @@ func (c *Controller) fetch(ctx context.Context, cy *cycle) (status.Result, error
 	switch {
 	case apierrors.IsNotFound(err):
 		return status.Wait(infra.ReasonArtifactFailed, fmt.Sprintf("Source '%s/%s/%s' not found", ref.Kind, namespace, ref.Name), 0), nil
-	case errors.Is(err, errUnknownSource):
+	case errors.Is(err, references.ErrUnknownSource):
 		return status.Stalled(infra.ReasonArtifactFailed, err.Error()), nil
 	case err != nil:
 		return status.Result{}, err
@@ -78,28 +78,9 @@ func (c *Controller) open(ctx context.Context, cy *cycle) (status.Result, error)
 	return status.Next, nil
 }
 
-var errUnknownSource = errors.New("unknown kind of source")
-
 // sourceArtifact returns the artifact of a source, nil if it has none yet.
 func (c *Controller) sourceArtifact(ctx context.Context, kind string, key types.NamespacedName) (*meta.Artifact, error) {
-	var obj interface {
-		client.Object
-		GetArtifact() *meta.Artifact
-	}
-	switch kind {
-	case sourcev1.GitRepositoryKind:
-		obj = &sourcev1.GitRepository{}
-	case sourcev1.OCIRepositoryKind:
-		obj = &sourcev1.OCIRepository{}
-	case sourcev1.BucketKind:
-		obj = &sourcev1.Bucket{}
-	default:
-		return nil, fmt.Errorf("%w %q: sourceRef.kind is GitRepository, OCIRepository or Bucket", errUnknownSource, kind)
-	}
-	if err := c.opts.Client.Get(ctx, key, obj); err != nil {
-		return nil, err
-	}
-	return obj.GetArtifact(), nil
+	return references.Artifact(ctx, c.opts.Client, kind, key, sourcev1.GitRepositoryKind, sourcev1.OCIRepositoryKind, sourcev1.BucketKind)
 }
 
 // reached is what a unit reads of an artifact, with its digest.

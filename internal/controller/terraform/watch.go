@@ -126,7 +126,6 @@ func (c *Controller) dependants() handler.EventHandler {
 			tf := e.Object.(*infra.Terraform)
 			wakeOld(dependencies(tf), nil, q)
 			c.writer.Forget(tf.UID)
-			c.memory.gone(tf.UID)
 		},
 	}
 }
