@@ -200,14 +200,11 @@ func changes(items []*item) []Change {
 // prepare looks at each object, with no request but for kinds that are not watched
 // and for IfNotPresent, and settles those that need nothing.
 func (k *Client) prepare(ctx context.Context, objects []*unstructured.Unstructured, o Options) ([]*item, error) {
-	var kinds []schema.GroupVersionKind
-	for _, obj := range objects {
-		if gvk := obj.GroupVersionKind(); !slices.Contains(kinds, gvk) {
-			kinds = append(kinds, gvk)
-		}
+	kinds := make([]schema.GroupVersionKind, len(objects))
+	for i, obj := range objects {
+		kinds[i] = obj.GroupVersionKind()
 	}
-	view := k.cluster.View
-	if err := view.Ensure(ctx, kinds...); err != nil {
+	if err := k.cluster.View.Ensure(ctx, kinds...); err != nil {
 		return nil, err
 	}
 	rules, err := jsondiff.CompileIgnoreRules(o.Ignore)

@@ -6,7 +6,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sort"
 
 	"github.com/fluxcd/pkg/ssa"
@@ -49,7 +48,7 @@ func (k *Client) Prune(ctx context.Context, unit types.NamespacedName, keys []Ke
 		}
 		gvk, err := k.cluster.served(ctx, key.Kind)
 		served[key.Kind] = servedKind{gvk, err}
-		if err == nil && !slices.Contains(kinds, gvk) {
+		if err == nil {
 			kinds = append(kinds, gvk)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -117,11 +118,16 @@ func newView(dyn dynamic.Interface, meta metadata.Interface, owner Owner, mappin
 func (v *View) close() { v.cancel() }
 
 // Ensure makes sure that the labelled objects of some kinds are watched, and waits
-// for the first list of each. Kinds that are not served, or that may not be listed,
-// are passed over: Lookup reads their objects one by one.
+// for the first list of each. A kind may be named more than once. Kinds that are not
+// served, or that may not be listed, are passed over: Lookup reads their objects one by one.
 func (v *View) Ensure(ctx context.Context, kinds ...schema.GroupVersionKind) error {
 	var streams []*stream
+	seen := map[schema.GroupVersionKind]bool{}
 	for _, gvk := range kinds {
+		if seen[gvk] {
+			continue
+		}
+		seen[gvk] = true
 		s, err := v.stream(gvk)
 		if err != nil {
 			if _, unknown := asUnknown(err); unknown {
@@ -319,9 +325,14 @@ func (v *View) put(gvk schema.GroupVersionKind, o *unstructured.Unstructured) *R
 }
 
 func newRecord(owner Owner, o *unstructured.Unstructured) *Record {
-	o = o.DeepCopy()
-	o.SetManagedFields(nil)
-	raw, _ := json.Marshal(o.Object) // it was decoded from JSON
+	// managedFields are the larger part of many objects, and nobody asks for them.
+	bare := maps.Clone(o.Object)
+	if meta, ok := bare["metadata"].(map[string]any); ok {
+		meta = maps.Clone(meta)
+		delete(meta, "managedFields")
+		bare["metadata"] = meta
+	}
+	raw, _ := json.Marshal(bare) // it was decoded from JSON
 	return &Record{
 		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(), Unit: owner.UnitOf(o.GetLabels()),
 		Content: contentDigest(o), Health: health(o), status: jsonDigest(o.Object["status"]), Deleting: o.GetDeletionTimestamp() != nil, raw: raw,

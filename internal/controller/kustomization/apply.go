@@ -263,9 +263,7 @@ func (c *Controller) contested(cy *cycle, key kube.Key, r *kube.Record) bool {
 func kindsOf(desired map[kube.Key]string) []schema.GroupVersionKind {
 	var kinds []schema.GroupVersionKind
 	for k := range desired {
-		if !slices.Contains(kinds, k.Kind) {
-			kinds = append(kinds, k.Kind)
-		}
+		kinds = append(kinds, k.Kind)
 	}
 	return kinds
 }
