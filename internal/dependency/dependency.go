@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: The Terrace Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dependency tells whether objects of any kind are ready for those that
-// depend on them, and wakes the latter when that changes.
+// Package dependency finds who needs what, and wakes units when what they need has
+// changed: a source, a Secret, another unit, or an object of any kind, of which it also
+// tells whether it is ready.
 //
-// It reads from a watch cache, starts a watch for each kind that somebody depends
-// on, and writes nothing.
+// It reads from a watch cache that it indexes, starts a watch for each kind that
+// somebody depends on, and writes nothing.
 package dependency
 
 import (

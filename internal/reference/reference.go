@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: The Terrace Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference reads the Secrets and ConfigMaps that specs refer to. A watch of
-// their metadata tells that something changed; what is remembered of a Secret's
-// content is a keyed digest by resourceVersion, and nothing else.
+// Package reference reads what specs refer to: the artifacts of sources, and the content
+// of Secrets and ConfigMaps. A watch of their metadata tells that something changed; what
+// is remembered of a Secret's content is a keyed digest by resourceVersion, and nothing
+// else.
 //
 // It does not know what the content is for, and writes nothing.
 package reference
