@@ -14,11 +14,11 @@ export CGO_ENABLED=0
 gen=$PWD/bin/controller-gen
 "$go" -C tools/controller-gen build -o "$gen" sigs.k8s.io/controller-tools/cmd/controller-gen
 
-"$gen" object:headerFile=hack/header.go.txt paths=./api/infra/...
+"$gen" object:headerFile=hack/header.go.txt paths=./api/infra/... paths=./api/v1alpha1
 
 crds=$(mktemp -d)
 trap 'rm -rf "$crds"' EXIT
-"$gen" crd paths=./api/infra/... output:crd:dir="$crds"
+"$gen" crd paths=./api/infra/... paths=./api/v1alpha1 output:crd:dir="$crds"
 "$gen" crd paths=github.com/fluxcd/source-controller/api/v1 output:crd:dir="$crds"
 "$gen" crd paths=github.com/fluxcd/kustomize-controller/api/v1 output:crd:dir="$crds"
 
@@ -26,6 +26,9 @@ trap 'rm -rf "$crds"' EXIT
 for crd in \
 	infra.contrib.fluxcd.io_terraforms \
 	kustomize.toolkit.fluxcd.io_kustomizations \
+	terrace.dev_policies \
+	terrace.dev_runs \
+	terrace.dev_states \
 	source.toolkit.fluxcd.io_gitrepositories \
 	source.toolkit.fluxcd.io_ocirepositories \
 	source.toolkit.fluxcd.io_buckets \

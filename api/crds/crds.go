@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package crds holds the CustomResourceDefinitions that Terrace installs: the
-// Terraform kind, and Flux's Kustomization and sources. They are generated from the Go
+// Terraform kind, Flux's Kustomization and sources, and Terrace's own kinds. They are generated from the Go
 // types by hack/generate.sh and embedded; this package reads nothing else.
 package crds
 

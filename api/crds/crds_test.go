@@ -55,6 +55,9 @@ func TestAll(t *testing.T) {
 		"externalartifacts.source.toolkit.fluxcd.io",
 		"gitrepositories.source.toolkit.fluxcd.io",
 		"ocirepositories.source.toolkit.fluxcd.io",
+		"policies.terrace.dev",
+		"runs.terrace.dev",
+		"states.terrace.dev",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("CRDs (-want +got):\n%s", diff)

@@ -84,6 +84,23 @@ func TestKustomizationIsDocumented(t *testing.T) {
 	}
 }
 
+// TestRunIsDocumented looks for every field of a Run in the page that describes it.
+func TestRunIsDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/spec/run.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range definition(t, "Run").Spec.Versions {
+		for _, part := range []string{"spec", "status"} {
+			for field := range v.Schema.OpenAPIV3Schema.Properties[part].Properties {
+				if !strings.Contains(string(data), "`"+field+"`") {
+					t.Errorf("docs/spec/run.md does not speak of %s.%s", part, field)
+				}
+			}
+		}
+	}
+}
+
 // constants returns the string constants that files declare with a literal.
 func constants(t *testing.T, files ...string) map[string]string {
 	t.Helper()

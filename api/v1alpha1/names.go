@@ -1,8 +1,6 @@
 // SPDX-FileCopyrightText: The Terrace Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 has what is Terrace's own in the API, beside the kinds of others:
-// the annotations by which units of every kind are told what no field of theirs says.
 package v1alpha1
 
 const (

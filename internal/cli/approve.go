@@ -21,12 +21,9 @@ import (
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
-// Annotations that an approval leaves on the unit: who gave it, as the API
-// server knows them, and when. The audit log of the API server is the proof.
-const (
-	approvedByAnnotation = "terrace.dev/approved-by"
-	approvedAtAnnotation = "terrace.dev/approved-at"
-)
+// approvedAtAnnotation says when an approval was given; who gave it is in
+// v1alpha1.ApprovedByAnnotation.
+const approvedAtAnnotation = "terrace.dev/approved-at"
 
 type approveOptions struct {
 	plan    string
@@ -92,14 +89,14 @@ func (a *app) approve(cmd *cobra.Command, opts approveOptions, word string) erro
 			return err
 		}
 	}
-	who, err := c.whoami(ctx)
+	account, who, err := c.whoami(ctx)
 	if err != nil {
 		return err
 	}
 	approval := merged(p.fields,
 		annotations(map[string]any{
-			approvedByAnnotation: who,
-			approvedAtAnnotation: a.env.Now().UTC().Format(time.RFC3339),
+			v1alpha1.ApprovedByAnnotation: v1alpha1.FormatApproval(id, account, who),
+			approvedAtAnnotation:          a.env.Now().UTC().Format(time.RFC3339),
 		}))
 	// The guard makes the write fail when anything about the unit has changed
 	// since the plan was shown; then it is looked at again.
@@ -183,22 +180,22 @@ func approvableTerraform(o object, doing string) (pending, error) {
 	return p, nil
 }
 
-// whoami is the user as the API server knows them, after the account of this
-// machine: an embedded control plane knows everybody as its administrator.
-func (c *cluster) whoami(ctx context.Context) (string, error) {
+// whoami is the user as the API server knows them, and the account of this machine: an
+// embedded control plane knows everybody as its administrator.
+func (c *cluster) whoami(ctx context.Context) (account, name string, err error) {
 	review := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
 	}}
 	out, err := c.client.Resource(schema.GroupVersionResource{Group: "authentication.k8s.io", Version: "v1", Resource: "selfsubjectreviews"}).
 		Create(ctx, review, metav1.CreateOptions{})
 	if err != nil {
-		return "", c.explain("ask who you are", err)
+		return "", "", c.explain("ask who you are", err)
 	}
-	name, _, _ := unstructured.NestedString(out.Object, "status", "userInfo", "username")
-	if u, err := user.Current(); err == nil && u.Username != name {
-		return u.Username + " as " + name, nil
+	name, _, _ = unstructured.NestedString(out.Object, "status", "userInfo", "username")
+	if u, err := user.Current(); err == nil {
+		account = u.Username
 	}
-	return name, nil
+	return account, name, nil
 }
 
 // awaitApplied waits until the plan has been applied, or until the unit says why not.

@@ -8,10 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // exactly accepts one argument, named in the message when it is missing.
@@ -56,6 +58,34 @@ func (a *app) target(cmd *cobra.Command, word string, accepted []kind) (*cluster
 	o, err := c.find(cmd.Context(), r)
 	return c, o, err
 }
+
+// runTarget finds the unit that word is about, and the id of the run if word names one:
+// a Run, by RUN or run/RUN.
+func (a *app) runTarget(cmd *cobra.Command, word string) (*cluster, object, string, error) {
+	_, name, qualified := strings.Cut(word, "/")
+	if !qualified {
+		name = word
+	}
+	if !runName.MatchString(name) {
+		c, o, err := a.target(cmd, word, []kind{terraform})
+		return c, o, "", err
+	}
+	c, r, err := a.target(cmd, word, []kind{runs})
+	if err != nil {
+		return nil, object{}, "", err
+	}
+	k, ok := kindOf(r.text("spec", "unit", "kind"))
+	if !ok {
+		return nil, object{}, "", fmt.Errorf("%s: %s: it is of a %q, which has no runs", verbName(cmd), r, r.text("spec", "unit", "kind"))
+	}
+	o := object{Unstructured: &unstructured.Unstructured{}, Kind: k}
+	o.SetNamespace(r.GetNamespace())
+	o.SetName(r.text("spec", "unit", "name"))
+	return c, o, r.GetName(), nil
+}
+
+// runName is the form of a run's id: the time of its begin and what it did.
+var runName = regexp.MustCompile(`^[0-9]{8}t[0-9]{6}\.[0-9]{9}z-[a-z]+$`)
 
 // unitArg is the completion of verbs whose one argument is an object of these kinds.
 func (a *app) unitArg(accepted []kind) cobra.CompletionFunc {

@@ -14,19 +14,23 @@ import (
 
 func newCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "cancel UNIT",
+		Use:   "cancel UNIT | RUN",
 		Short: "End the run of a unit that is under way",
 		Long: `Ask the run of a unit to end: tofu is interrupted, finishes what it has begun
 with one resource, writes the state and releases the lock. When it does not end
 within the grace period it is killed.`,
 		Example: `  terrace cancel tf/network
   terrace logs tf/network -f`,
-		Args:              exactly("UNIT"),
+		Args:              exactly("UNIT or RUN"),
 		ValidArgsFunction: a.unitArg([]kind{terraform}),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, o, err := a.target(cmd, args[0], []kind{terraform})
+			c, o, named, err := a.runTarget(cmd, args[0])
 			if err != nil {
 				return err
+			}
+			if named != "" {
+				// A Run is the record of one that has ended.
+				return hintf(fmt.Errorf("cancel %s: it has ended", args[0]), "%q ends the run that %s has now", "terrace cancel "+argument(o), o)
 			}
 			token := a.env.Now().UTC().Format(time.RFC3339Nano)
 			if _, err := c.patch(cmd.Context(), o, annotations(map[string]any{infra.CancelAnnotation: token}), false); err != nil {

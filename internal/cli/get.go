@@ -19,21 +19,23 @@ type getOptions struct {
 func newGet(a *app) *cobra.Command {
 	var o getOptions
 	cmd := &cobra.Command{
-		Use:   "get [units | sources | all | KIND | UNIT]",
-		Short: "List units and sources with their state",
-		Long: `List units (the default), sources, both, the objects of one kind, or one object.
+		Use:   "get [units | sources | runs | all | KIND | UNIT]",
+		Short: "List units, sources and runs with their state",
+		Long: `List units (the default), sources, both ("all"), the runs that are kept, the
+objects of one kind, or one object.
 
 PLAN is the id of the plan that waits for an approval; "terrace show plan UNIT"
 shows it. REVISION is what a unit last applied and a source last fetched. Rows
 are ordered by namespace, kind and name.`,
 		Example: `  terrace get                        # the units of the namespace
   terrace get sources -A             # every source
+  terrace get runs -l terrace.dev/unit=Terraform.network
   terrace get tf/network -o yaml     # one unit, as the API has it
   terrace get -l terrace.dev/layer=network -w`,
-		Args: atMost(1, "units, sources, all, KIND or UNIT"),
+		Args: atMost(1, "units, sources, runs, all, KIND or UNIT"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			names, d := a.completeNames(cmd, args, word, kinds)
-			return append(names, "units", "sources", "all"), d
+			return append(names, "units", "sources", "runs", "all"), d
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.get(cmd, o, args)
@@ -115,6 +117,8 @@ func selectGroups(args []string) ([]selection, error) {
 		return []selection{{Kinds: ofRole(unit)}}, nil
 	case "source", "sources":
 		return []selection{{Kinds: ofRole(source)}}, nil
+	case "run", "runs":
+		return []selection{{Kinds: []kind{runs}}}, nil
 	case "all":
 		return []selection{{Kinds: ofRole(source)}, {Kinds: ofRole(unit)}}, nil
 	default:
@@ -122,7 +126,7 @@ func selectGroups(args []string) ([]selection, error) {
 			return []selection{{Kinds: []kind{k}}}, nil
 		}
 	}
-	accepted := kinds
+	accepted := append(slices.Clone(kinds), runs)
 	if !strings.Contains(args[0], "/") {
 		accepted = ofRole(unit)
 	}
@@ -167,7 +171,7 @@ func (p *printer) list(found []object, alone bool) error {
 		return p.each(found)
 	}
 	blank := false
-	for _, r := range []role{source, unit} {
+	for _, r := range []role{source, unit, record} {
 		t := p.tables[r]
 		if t == nil {
 			continue

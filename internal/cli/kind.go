@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 // role is what an object is to Terrace.
@@ -19,6 +20,7 @@ type role string
 const (
 	unit   role = "unit"
 	source role = "source"
+	record role = "run"
 )
 
 // kind is one kind of object that the command line knows.
@@ -44,6 +46,9 @@ var kinds = []kind{
 // terraform is the kind of which the verbs about runs and locks speak, and
 // kustomization the one of which those about objects do.
 var terraform, kustomization = kinds[0], kinds[1]
+
+// runs is the kind of the records of runs, which no verb but those that look takes.
+var runs = kind{v1alpha1.RunKind, v1alpha1.GroupVersion.WithResource("runs"), nil, record}
 
 // planned are the kinds whose plans can be seen and approved.
 var planned = []kind{terraform, kustomization}

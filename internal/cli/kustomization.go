@@ -56,8 +56,9 @@ func kustomizationFacts(o object) ([]fact, error) {
 	approval := "auto: every revision is applied"
 	if ks.Annotations[terrace.ApproveAnnotation] == terrace.ApproveManual {
 		approval = "manual: each plan waits for \"terrace approve\""
-		if by := ks.Annotations[approvedByAnnotation]; by != "" && ks.Annotations[terrace.ApprovedPlanAnnotation] != "" {
-			approval = "manual: " + ks.Annotations[terrace.ApprovedPlanAnnotation] + " approved by " + by
+		plan := ks.Annotations[terrace.ApprovedPlanAnnotation]
+		if by := terrace.Approver(ks.Annotations, plan); by != "" {
+			approval = "manual: " + plan + " approved by " + by
 		}
 	}
 	facts := []fact{{"Approval", approval}}

@@ -17,18 +17,25 @@ func newLogs(a *app) *cobra.Command {
 	var run string
 	var server serverFlags
 	cmd := &cobra.Command{
-		Use:   "logs UNIT",
+		Use:   "logs UNIT | RUN",
 		Short: "Show the output of a unit's run",
-		Long: `Show what tofu printed in the latest run of a unit, or in the one that --run
-names. Sensitive values are masked, and of a very long log the middle is left out.`,
+		Long: `Show what tofu printed in the latest run of a unit, or in one run of those that
+"terrace get runs" lists. Sensitive values are masked, and of a very long log the
+middle is left out.`,
 		Example: `  terrace logs tf/network -f
-  terrace logs tf/network --run plan-0a1b2c3d`,
-		Args:              exactly("UNIT"),
-		ValidArgsFunction: a.unitArg([]kind{terraform}),
+  terrace logs run/20261130t120405.000000000z-apply`,
+		Args:              exactly("UNIT or RUN"),
+		ValidArgsFunction: a.unitArg([]kind{terraform, runs}),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, o, err := a.target(cmd, args[0], []kind{terraform})
+			c, o, named, err := a.runTarget(cmd, args[0])
 			if err != nil {
 				return err
+			}
+			if named != "" {
+				if run != "" {
+					return usagef(cmd, "--run: %s names a run already", args[0])
+				}
+				run = named
 			}
 			s, err := a.server(cmd.Context(), c, server)
 			if err != nil {

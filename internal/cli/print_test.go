@@ -187,7 +187,7 @@ func TestPrintExport(t *testing.T) {
 	o := fixture(t, "database")
 	o.SetAnnotations(map[string]string{
 		"terrace.dev/depends-on":                           "GitRepository/infra/stack",
-		approvedByAnnotation:                               "alice",
+		"terrace.dev/approved-by":                          "plan-main-89abcdef01 by alice",
 		"reconcile.fluxcd.io/requestedAt":                  "2026-01-01T00:00:00Z",
 		"kubectl.kubernetes.io/last-applied-configuration": "{}",
 	})

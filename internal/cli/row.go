@@ -9,9 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 // none stands where a column has no value.
@@ -29,6 +31,13 @@ func (l layout) columns() []string {
 	var c []string
 	if l.namespaces {
 		c = append(c, "NAMESPACE")
+	}
+	if l.role == record {
+		c = append(c, "NAME", "UNIT", "OPERATION", "OUTCOME", "CHANGES", "TOOK", "AGE")
+		if l.wide {
+			c = append(c, "REVISION", "PLAN", "APPROVED BY")
+		}
+		return append(c, "MESSAGE")
 	}
 	c = append(c, "NAME", "KIND")
 	if l.role == unit {
@@ -51,6 +60,9 @@ func (l layout) columns() []string {
 
 // row are the cells of an object under the columns of the layout.
 func (l layout) row(o object, now time.Time) []string {
+	if l.role == record {
+		return l.runRow(o, now)
+	}
 	ready, _ := o.condition("Ready")
 	var r []string
 	if l.namespaces {
@@ -74,6 +86,29 @@ func (l layout) row(o object, now time.Time) []string {
 		r = append(r, yesNo(o.suspended()), age(o.GetCreationTimestamp().Time, now))
 	}
 	return append(r, message(o, ready.Message, l.wide))
+}
+
+// runRow are the cells of a Run.
+func (l layout) runRow(o object, now time.Time) []string {
+	var r []string
+	if l.namespaces {
+		r = append(r, o.GetNamespace())
+	}
+	var run v1alpha1.Run
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &run); err != nil {
+		return append(r, o.GetName())
+	}
+	changed := none
+	if c := run.Status.Counts; c != nil {
+		changed = fmt.Sprintf("+%d ~%d -%d", c.Add, c.Change, c.Destroy)
+	}
+	took := run.Status.Ended.Sub(run.Status.Began.Time)
+	r = append(r, o.GetName(), run.Spec.Unit.Kind+"/"+run.Spec.Unit.Name, run.Spec.Operation, run.Status.Outcome,
+		changed, duration.HumanDuration(took), age(run.Status.Ended.Time, now))
+	if l.wide {
+		r = append(r, orNone(run.Spec.Revision), orNone(run.Spec.Plan), orNone(run.Spec.ApprovedBy))
+	}
+	return append(r, message(o, run.Status.Message, l.wide))
 }
 
 func orNone(s string) string {

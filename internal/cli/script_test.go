@@ -26,6 +26,7 @@ import (
 	"github.com/go-git/go-git/v5/plumbing"
 	gitobject "github.com/go-git/go-git/v5/plumbing/object"
 	"github.com/rogpeppe/go-internal/testscript"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -180,7 +181,11 @@ func (s *script) objects(ts *testscript.TestScript, args []string) error {
 			continue
 		}
 		created.Object["status"] = status
-		if _, err := s.of(u).UpdateStatus(context.Background(), created, metav1.UpdateOptions{}); err != nil {
+		_, err = s.of(u).UpdateStatus(context.Background(), created, metav1.UpdateOptions{})
+		if apierrors.IsNotFound(err) {
+			continue // a kind whose status is no resource of its own has been given it already
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	terrace "github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 func newShow(a *app) *cobra.Command {
@@ -151,7 +152,7 @@ func terraformFacts(tf *infra.Terraform, now time.Time) []fact {
 }
 
 func approvalMode(tf *infra.Terraform) string {
-	switch by := tf.GetAnnotations()[approvedByAnnotation]; {
+	switch by := terrace.Approver(tf.GetAnnotations(), tf.Spec.ApprovePlan); {
 	case tf.Spec.PlanOnly:
 		return "plan only: nothing is ever applied"
 	case tf.Spec.ApprovePlan == infra.ApprovePlanAuto:

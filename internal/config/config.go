@@ -117,6 +117,18 @@ type Config struct {
 	RunTimeout time.Duration
 	// RunLogsKept is how many run logs are kept for each unit.
 	RunLogsKept int
+	// RunConfine confines the processes of runs to their own directory and the system's
+	// programs, as far as the kernel can.
+	RunConfine bool
+	// RunAllowRead are files and directories that confined runs may read as well.
+	RunAllowRead []string
+	// RunAllowWrite are directories that confined runs may write to as well.
+	RunAllowWrite []string
+	// RunMemory bounds the writable memory of each process of a run, as a Kubernetes
+	// quantity such as 2Gi; empty does not.
+	RunMemory string
+	// RunOpenFiles bounds the open files of each process of a run; 0 does not.
+	RunOpenFiles int
 	// ShutdownGrace is how long a stopping process waits for running runs
 	// between SIGINT and SIGKILL.
 	ShutdownGrace time.Duration
@@ -174,6 +186,7 @@ func Default(m Mode) Config {
 		ConcurrentRuns:           runtime.NumCPU(),
 		RunTimeout:               30 * time.Minute,
 		RunLogsKept:              10,
+		RunConfine:               true,
 		ShutdownGrace:            5 * time.Minute,
 		ArtifactRetentionTTL:     time.Minute,
 		ArtifactRetentionRecords: 2,

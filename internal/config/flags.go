@@ -67,6 +67,11 @@ func (c *Config) addRunFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ConcurrentRuns, "concurrent-runs", c.ConcurrentRuns, "tofu runs at a time")
 	fs.DurationVar(&c.RunTimeout, "run-timeout", c.RunTimeout, "longest time of one run")
 	fs.IntVar(&c.RunLogsKept, "run-logs-kept", c.RunLogsKept, "run logs kept for each unit")
+	fs.BoolVar(&c.RunConfine, "run-confine", c.RunConfine, "confine runs to their own directory and the system's programs, as far as the kernel can")
+	fs.StringArrayVar(&c.RunAllowRead, "run-allow-read", c.RunAllowRead, "file or directory that confined runs may read as well (repeatable)")
+	fs.StringArrayVar(&c.RunAllowWrite, "run-allow-write", c.RunAllowWrite, "directory that confined runs may write to as well (repeatable)")
+	fs.StringVar(&c.RunMemory, "run-memory", c.RunMemory, "bound of the writable memory of each process of a run, such as 2Gi (default: none)")
+	fs.IntVar(&c.RunOpenFiles, "run-open-files", c.RunOpenFiles, "bound of the open files of each process of a run (default: none)")
 	fs.DurationVar(&c.ShutdownGrace, "shutdown-grace", c.ShutdownGrace, "how long to wait for runs when stopping")
 }
 

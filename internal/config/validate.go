@@ -9,11 +9,13 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -53,6 +55,7 @@ func (c Config) Validate() error {
 	c.validateScope(bad)
 	c.validateApply(bad)
 	c.validateFiles(bad)
+	c.validateRuns(bad)
 	for name, n := range map[string]int{
 		"concurrent": c.Concurrent, "concurrent-runs": c.ConcurrentRuns,
 		"run-logs-kept": c.RunLogsKept, "artifact-retention-records": c.ArtifactRetentionRecords,
@@ -186,6 +189,47 @@ func (c Config) validateFiles(bad reporter) {
 			bad(setting, "name the file itself", "%s is a directory", file)
 		}
 	}
+}
+
+// leastMemory is what tofu alone needs to start, in bytes.
+const leastMemory = 256 << 20
+
+func (c Config) validateRuns(bad reporter) {
+	for setting, paths := range map[string][]string{"run-allow-read": c.RunAllowRead, "run-allow-write": c.RunAllowWrite} {
+		for _, path := range paths {
+			info, err := os.Stat(path)
+			switch {
+			case err != nil:
+				bad(setting, "", "%v", err)
+			case !filepath.IsAbs(path):
+				bad(setting, "write the whole path, from / on", "%s is not an absolute path", path)
+			case setting == "run-allow-write" && !info.IsDir():
+				bad(setting, "name the directory that it is in", "%s is not a directory", path)
+			}
+		}
+		if len(paths) > 0 && !c.RunConfine {
+			bad(setting, "leave it out, or take --run-confine=false back", "has no effect without --run-confine")
+		}
+	}
+	if c.RunMemory != "" {
+		if q, err := resource.ParseQuantity(c.RunMemory); err != nil {
+			bad("run-memory", "write it as 2Gi or 512Mi", "%q is not a quantity", c.RunMemory)
+		} else if q.Value() < leastMemory {
+			bad("run-memory", "2Gi is enough for most providers", "%q is less than tofu needs to start, 256Mi", c.RunMemory)
+		}
+	}
+	if c.RunOpenFiles != 0 && c.RunOpenFiles < 64 {
+		bad("run-open-files", "1024 is what most systems give", "%d: must be 0 for no bound, or at least 64", c.RunOpenFiles)
+	}
+}
+
+// RunMemoryBytes is RunMemory in bytes, 0 for no bound.
+func (c Config) RunMemoryBytes() uint64 {
+	q, err := resource.ParseQuantity(c.RunMemory)
+	if err != nil || q.Value() < 0 {
+		return 0
+	}
+	return uint64(q.Value())
 }
 
 // groupKind matches a kind with or without its API group.

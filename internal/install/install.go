@@ -49,7 +49,7 @@ type Options struct {
 var manifests embed.FS
 
 // Objects returns everything to install, in an order in which it can be
-// applied: kinds first, then the namespace, permissions, and what runs.
+// applied: kinds first, then rules of admission, the namespace, permissions, and what runs.
 func Objects(o Options) ([]*unstructured.Unstructured, error) {
 	if o.Image == "" {
 		return nil, errors.New("make installation: no image is named")
@@ -61,12 +61,21 @@ func Objects(o Options) ([]*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, file := range []string{"rbac.yaml", "deployment.yaml"} {
+	for _, file := range []string{"admission.yaml", "rbac.yaml", "deployment.yaml"} {
 		objects, err := read(file, o)
 		if err != nil {
 			return nil, fmt.Errorf("make installation: %s: %w", file, err)
 		}
 		out = append(out, objects...)
+	}
+	return out, nil
+}
+
+// Admission returns the rules of admission alone: what the API server refuses of the kinds.
+func Admission() ([]*unstructured.Unstructured, error) {
+	out, err := read("admission.yaml", Options{})
+	if err != nil {
+		return nil, fmt.Errorf("make installation: admission.yaml: %w", err)
 	}
 	return out, nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -52,6 +53,10 @@ func TestObjects(t *testing.T) {
 			}
 		case "ClusterRole":
 			strict(t, u, &rbacv1.ClusterRole{})
+		case "ValidatingAdmissionPolicy":
+			strict(t, u, &admissionv1.ValidatingAdmissionPolicy{})
+		case "ValidatingAdmissionPolicyBinding":
+			strict(t, u, &admissionv1.ValidatingAdmissionPolicyBinding{})
 		case "ClusterRoleBinding":
 			strict(t, u, &rbacv1.ClusterRoleBinding{})
 		case "Service":
@@ -63,7 +68,7 @@ func TestObjects(t *testing.T) {
 			t.Errorf("%s %s is in namespace %s", u.GetKind(), u.GetName(), ns)
 		}
 	}
-	want := []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding",
+	want := []string{"CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding",
 		"PersistentVolumeClaim", "Service", "Deployment"}
 	if d := cmp.Diff(want, order); d != "" {
 		t.Errorf("kinds in the order in which they can be applied: -want, +got:\n%s", d)

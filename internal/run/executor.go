@@ -272,7 +272,7 @@ func (e *Executor) unqueue(en *entry, err error) Observation {
 	now := e.opts.Clock.Now()
 	e.queue.remove(en)
 	en.state.Phase, en.state.Since, en.state.Result, en.state.Err = Done, now, en.job.Result, err
-	return Observation{Unit: en.job.Unit, Kind: en.job.Kind, Outcome: outcome(err), Waited: now.Sub(en.queued)}
+	return Observation{Unit: en.job.Unit, Kind: en.job.Kind, Outcome: OutcomeOf(err), Waited: now.Sub(en.queued)}
 }
 
 // Interrupted returns the interrupted runs that have been recovered and not
@@ -417,6 +417,7 @@ func (e *Executor) begin(en *entry) {
 	}
 	en.cancel, en.log = cancel, log
 	en.state.Run, en.state.Phase, en.state.Since, en.state.LogPath = id, Running, now, path
+	en.state.Begun = now
 	e.running++
 	e.busy.Add(1)
 	timeout := en.job.Timeout
@@ -426,14 +427,15 @@ func (e *Executor) begin(en *entry) {
 	go e.execute(ctx, en, r, timeout)
 }
 
-// runID names an execution: sortable by its begin, unique. The caller holds mu.
+// runID names an execution: sortable by its begin, unique, and fit for the name of an
+// object. The caller holds mu.
 func (e *Executor) runID(now time.Time, kind Kind) string {
 	now = now.UTC()
 	if !now.After(e.last) {
 		now = e.last.Add(time.Nanosecond)
 	}
 	e.last = now
-	return now.Format("20060102T150405.000000000Z") + "-" + string(kind)
+	return now.Format("20060102t150405.000000000z") + "-" + string(kind)
 }
 
 func (e *Executor) execute(ctx context.Context, en *entry, r *Run, timeout time.Duration) {
@@ -443,13 +445,14 @@ func (e *Executor) execute(ctx context.Context, en *entry, r *Run, timeout time.
 	e.mu.Lock()
 	now := e.opts.Clock.Now()
 	o := Observation{
-		Unit: en.job.Unit, Kind: en.job.Kind, Run: r.id, Outcome: outcome(err),
+		Unit: en.job.Unit, Kind: en.job.Kind, Run: r.id, Outcome: OutcomeOf(err),
 		Waited: r.begun.Sub(en.queued), Took: now.Sub(r.begun),
 	}
 	if result == nil {
 		result = en.job.Result
 	}
 	en.state.Phase, en.state.Since, en.state.Result, en.state.Err = Done, now, result, err
+	en.state.Steps = r.endStep()
 	en.cancel, en.log = nil, nil
 	en.job.Do = nil // lets go of what it holds on to
 	e.running--
@@ -478,7 +481,7 @@ func (r *Run) execute(ctx context.Context, timeout time.Duration) (any, error) {
 	err = because(err, context.Cause(ctx))
 	r.cancel(nil)
 	r.closeOutputs(err)
-	r.journal.end(r.clock.Now(), outcome(err), r.message(err), steps)
+	r.journal.end(r.clock.Now(), OutcomeOf(err), r.message(err), steps)
 	return result, err
 }
 

@@ -57,6 +57,7 @@ func (e *Executor) recover(u Unit, left []Record) {
 	en := e.units[u]
 	now := e.opts.Clock.Now()
 	en.left = found
+	en.state.Begun = last.Begun
 	en.state.Phase, en.state.Since, en.state.Err = Done, now, err
 	e.mu.Unlock()
 	e.opts.Observe(Observation{

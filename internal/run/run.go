@@ -97,6 +97,9 @@ type State struct {
 	Position int
 	Step     string    // of a running job; of a finished one the last
 	Since    time.Time // when the phase began
+	Begun    time.Time // when the run began; zero while queued
+	// Steps of a finished run and how long each took; none of an interrupted one.
+	Steps []StepRecord
 	// Result is what Do returned, or the job's Result if it returned none; nil unless
 	// Done.
 	Result any
@@ -202,7 +205,8 @@ const (
 	Interrupted Outcome = "interrupted"
 )
 
-func outcome(err error) Outcome {
+// OutcomeOf says how a run ended whose Do returned err.
+func OutcomeOf(err error) Outcome {
 	switch {
 	case err == nil:
 		return Succeeded

@@ -138,7 +138,7 @@ func (r *Run) closeOutputs(err error) {
 	}
 	if err != nil {
 		w := r.job.Mask.Writer(&stamper{log: r.log, clock: r.clock})
-		fmt.Fprintf(w, "terrace: run %s: %v\n", outcome(err), err)
+		fmt.Fprintf(w, "terrace: run %s: %v\n", OutcomeOf(err), err)
 		_ = w.Close()
 	}
 	r.log.close()

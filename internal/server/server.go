@@ -31,10 +31,13 @@ import (
 	"github.com/terrace-dev/terrace/internal/controller/gitrepository"
 	"github.com/terrace-dev/terrace/internal/controller/kustomization"
 	"github.com/terrace-dev/terrace/internal/controller/terraform"
+	"github.com/terrace-dev/terrace/internal/history"
 	"github.com/terrace-dev/terrace/internal/install"
 	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/run/isolation"
 	"github.com/terrace-dev/terrace/internal/state/gate"
 	"github.com/terrace-dev/terrace/internal/tofu"
+	"github.com/terrace-dev/terrace/internal/tofu/workdir"
 )
 
 // Server is a Terrace process without its API server.
@@ -44,6 +47,7 @@ type Server struct {
 	manager  ctrl.Manager
 	gate     *gate.Gate
 	runs     *run.Executor
+	history  *history.Keeper
 	blobs    *blob.Store
 	listener net.Listener
 	web      *web
@@ -102,6 +106,13 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 		return nil, err
 	}
 
+	profile, err := isolate(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if profile.Confine {
+		s.log.Info("runs are confined", "by", isolation.Supported().String())
+	}
 	metrics := newMetrics(s.manager.GetClient())
 	// The executor may find interrupted runs before there is a controller to wake; that
 	// one looks at every unit when it starts.
@@ -119,6 +130,12 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 		return nil, err
 	}
 	metrics.runs = s.runs
+	s.history = history.New(history.Options{
+		Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Keep: cfg.RunLogsKept, Namespaces: cfg.WatchNamespaces,
+	})
+	if err := s.manager.Add(s.history); err != nil {
+		return nil, err
+	}
 
 	gitRecorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, sourceEvents)
 	if err != nil {
@@ -138,8 +155,8 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	}
 	units, err := terraform.New(terraform.Options{
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: unitRecorder,
-		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, Gate: s.gate, Tool: tool,
-		Dir: dir("units"), PluginCache: dir("providers"), CLIConfig: cfg.TofuCLIConfig,
+		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, History: s.history, Gate: s.gate, Tool: tool,
+		Dir: dir("units"), PluginCache: dir("providers"), CLIConfig: cfg.TofuCLIConfig, Isolation: profile,
 		RunTimeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace, Concurrent: cfg.Concurrent,
 		// Either flag is known from one of the controllers that Terrace stands in for; the refusal wins.
 		AllowCrossNamespaceRefs: cfg.AllowCrossNamespaceRefs && !cfg.NoCrossNamespaceRefs, AllowBreakTheGlass: cfg.AllowBreakTheGlass,
@@ -219,6 +236,23 @@ func (s *Server) close() {
 	if s.blobs != nil {
 		_ = s.blobs.Close()
 	}
+}
+
+// isolate is what the runs of this process may do. The providers that the operator's CLI
+// configuration names are the operator's word; those of a unit's are not.
+func isolate(cfg config.Config) (isolation.Profile, error) {
+	p := isolation.Profile{
+		Confine: cfg.RunConfine, Read: cfg.RunAllowRead, Write: cfg.RunAllowWrite,
+		Memory: cfg.RunMemoryBytes(), OpenFiles: uint64(cfg.RunOpenFiles),
+	}
+	if cfg.TofuCLIConfig == "" {
+		return p, nil
+	}
+	content, err := os.ReadFile(cfg.TofuCLIConfig)
+	if err != nil {
+		return p, fmt.Errorf("read --tofu-cli-config: %w", err)
+	}
+	return p.With(workdir.Mirrors(content), nil), nil
 }
 
 func listen(ctx context.Context, address string) (net.Listener, error) {

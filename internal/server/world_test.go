@@ -80,15 +80,16 @@ func newWorld(t *testing.T, files map[string]string, opts ...func(*config.Config
 	dir := t.TempDir()
 	w.spawns = filepath.Join(dir, "spawns")
 	w.cfg = config.Default(config.Up)
-	w.cfg.DataDir = filepath.Join(dir, "data")
+	// Runs may use what the test itself makes, to tell and to be told things by; the data
+	// directory lies elsewhere, and is as closed to them as it is to a user's.
+	w.cfg.DataDir = privateDir(t)
 	w.cfg.Tofu = countingTofu(t, dir, w.spawns)
+	w.cfg.RunAllowWrite = []string{filepath.Dir(dir)}
+	w.cfg.RunAllowRead = []string{filepath.Join(testenv.Root(t), "bin"), filepath.Join(testenv.Root(t), ".cache")}
 	w.cfg.WatchNamespaces = []string{w.ns}
 	w.cfg.ShutdownGrace = 30 * time.Second
 	for _, o := range opts {
 		o(&w.cfg)
-	}
-	if err := os.MkdirAll(w.cfg.DataDir, 0o700); err != nil {
-		t.Fatal(err)
 	}
 	w.start()
 	t.Cleanup(func() { w.stop() })
@@ -106,6 +107,17 @@ spec: {interval: 1h, url: "file://` + w.repo + `", ref: {branch: main}}
 		t.Fatal("the source has no artifact")
 	}
 	return w
+}
+
+// privateDir is a directory that is not beside those of t.TempDir.
+func privateDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "terrace-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // countingTofu is tofu behind a script that leaves a line for each process.

@@ -104,12 +104,21 @@ func (s *Session) failure(sub string, code int, stderr string, cause error) erro
 		NeedsInit:  needsInit.MatchString(text),
 		Cause:      cause,
 	}
+	if s.Isolation.Confine && cause == nil && denied.MatchString(text) {
+		exit.Summary += "\n" + denialHint
+	}
 	if lock := parseLock(text); lock != nil && cause == nil {
 		lock.exit = exit
 		return lock
 	}
 	return exit
 }
+
+// denied is how programs say that a file may not be read or written.
+var denied = regexp.MustCompile(`(?i)permission\s+denied|operation\s+not\s+permitted`)
+
+// denialHint goes with an error that the confinement of runs may be the reason of.
+const denialHint = "A run sees only its own directory, providers and the system's programs; what else it may read or write is named by --run-allow-read and --run-allow-write."
 
 // needsInit is how the tools say that init has to run (again): a backend, a
 // module or a provider that is not there or is not the recorded one. Line

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/terrace-dev/terrace/internal/run/isolation"
 )
 
 const (
@@ -57,6 +59,10 @@ type Session struct {
 	// PluginCache is the directory of the shared provider cache, made when it
 	// is missing; empty: none.
 	PluginCache string
+	// Isolation is what the processes may do. Its Read and Write are what the run's
+	// own directories are not enough for; the session adds the tool, its configuration and
+	// the provider cache, which only init may write to.
+	Isolation isolation.Profile
 	// Output gets what the process prints, standard output and errors, soon
 	// after it does. It is called from one goroutine; its errors are ignored.
 	// What show, output and state pull print on standard output does not go
@@ -127,7 +133,7 @@ func (s *Session) run(ctx context.Context, c command) (*result, error) {
 	// reach it, and at the end everything that it left running can be killed.
 	// Not Pdeathsig: an apply that is killed with Terrace would lose its state.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
+	if err := s.isolation(c.sub).Start(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.name(c.sub), err)
 	}
 
@@ -161,6 +167,23 @@ func (s *Session) run(ctx context.Context, c command) (*result, error) {
 		return nil, fmt.Errorf("wait for %s: %w", s.name(c.sub), waitErr)
 	}
 	return nil, s.failure(c.sub, res.code, errs.String(), context.Cause(ctx))
+}
+
+// isolation is the profile of one subcommand.
+func (s *Session) isolation(sub string) isolation.Profile {
+	read := []string{s.Tool.Path}
+	write := []string{s.Home, s.Tmp}
+	if s.CLIConfig != "" {
+		read = append(read, s.CLIConfig)
+	}
+	switch {
+	case s.PluginCache == "":
+	case sub == initSub:
+		write = append(write, s.PluginCache)
+	default:
+		read = append(read, s.PluginCache)
+	}
+	return s.Isolation.With(read, write)
 }
 
 // name is "tofu plan" or "terraform plan".

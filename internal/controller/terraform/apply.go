@@ -22,7 +22,8 @@ import (
 // applied is how an apply or a destroy ended.
 type applied struct {
 	attempt
-	planID     string
+	plan       *infra.PlanRecord // that was applied; nil on deletion
+	approvedBy string
 	counts     string
 	destroy    bool
 	drift      bool
@@ -34,7 +35,7 @@ type applied struct {
 // apply is the work of an apply: the stored plan file, or nothing.
 func (c *Controller) apply(j *job, rec infra.PlanRecord) doFunc {
 	return func(ctx context.Context, r *run.Run) (any, error) {
-		a := &applied{attempt: j.attempt, planID: rec.ID, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
+		a := &applied{attempt: j.attempt, plan: &rec, approvedBy: j.approvedBy, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
 		a.revision = rec.Revision
 		return a, j.masked(c.runApply(ctx, r, j, rec, a))
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/terrace-dev/terrace/internal/dependency"
 	references "github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/run/isolation"
 	"github.com/terrace-dev/terrace/internal/state/gate"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
@@ -61,6 +62,8 @@ type Options struct {
 	Blobs *blob.Store
 	// Runs executes plans and applies.
 	Runs *run.Executor
+	// History keeps a record of runs.
+	History History
 	// Gate lets a run reach its own state Secret and nothing else.
 	Gate *gate.Gate
 	// Tool is the tofu or terraform that runs.
@@ -73,6 +76,9 @@ type Options struct {
 	PluginCache string
 	// CLIConfig is the path of an operator's CLI configuration, used by units that bring none; may be empty.
 	CLIConfig string
+	// Isolation is what the processes of every run may do, beside what is in the unit's own
+	// directory.
+	Isolation isolation.Profile
 	// RunTimeout bounds one run, one hour if zero.
 	RunTimeout time.Duration
 	// Grace is what a run has between SIGINT and SIGKILL, one minute if zero.

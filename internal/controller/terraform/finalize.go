@@ -136,7 +136,11 @@ func (c *Controller) awaitRun(ctx context.Context, cy *cycle) (status.Result, er
 		return status.Wait("", "", 0), nil // the next process starts this again
 	}
 	cy.done = st.ID
-	if err := c.recordLast(ctx, cy, st); err != nil {
+	err := c.recordLast(ctx, cy, st)
+	if err == nil {
+		err = c.keepRun(ctx, cy, st)
+	}
+	if err != nil {
 		unrecord(cy)
 		return status.Result{}, err
 	}

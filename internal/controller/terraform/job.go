@@ -47,6 +47,8 @@ type job struct {
 	inputs *inputs
 	mask   *mask.Masker
 	drift  bool
+	// approvedBy is who approved the plan that is applied, for the record.
+	approvedBy string
 	// readOutputs asks a plan without changes for the outputs, because nothing knows them.
 	readOutputs bool
 }

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/approval"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -39,7 +41,7 @@ func (c *Controller) proceed(ctx context.Context, cy *cycle) (status.Result, err
 		return c.startPlan(ctx, cy, s)
 	case applyPlan:
 		log(ctx).Info("start apply", "plan", tf.Status.Plan.Pending, "approvedBy", s.by, "revision", cy.artifact.Revision)
-		return c.startApply(ctx, cy)
+		return c.startApply(ctx, cy, s.by)
 	case awaitApproval:
 		c.unchanged(cy)
 		c.await(tf, s.say)
@@ -155,7 +157,7 @@ func (c *Controller) inputsFailed(cy *cycle, err error) (status.Result, error) {
 // startApply hands the pending plan to the executor. That it begins is written
 // before it can have an effect: without the record, a crash in the middle would
 // look like a plan that was never approved.
-func (c *Controller) startApply(ctx context.Context, cy *cycle) (status.Result, error) {
+func (c *Controller) startApply(ctx context.Context, cy *cycle, by string) (status.Result, error) {
 	tf := cy.tf
 	rec := tf.Status.LastPlan
 	in, err := c.load(ctx, cy)
@@ -174,6 +176,10 @@ func (c *Controller) startApply(ctx context.Context, cy *cycle) (status.Result, 
 		return status.Wait("", "", 0), nil // the write lost a race; the newer object decides
 	}
 	j := c.newJob(cy, in)
+	j.approvedBy = by
+	if who := v1alpha1.Approver(tf.Annotations, rec.ID); who != "" && by != approval.ByAuto && by != approval.ByForce {
+		j.approvedBy = who
+	}
 	c.start(cy, j, run.Apply, "apply-"+rec.ID+"-"+rec.Blob, c.apply(j, *rec))
 	return status.Wait("", "", 0), nil
 }
@@ -193,7 +199,7 @@ func undone(j *job, kind run.Kind, id string) any {
 	case id == glassID:
 		return &glass{attempt: j.attempt}
 	case kind == run.Apply, kind == run.Destroy:
-		return &applied{attempt: j.attempt, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
+		return &applied{attempt: j.attempt, approvedBy: j.approvedBy, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
 	default:
 		return &planned{attempt: j.attempt, drift: j.drift}
 	}

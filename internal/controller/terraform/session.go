@@ -108,7 +108,8 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	s.Session = &tofu.Session{
 		Tool: c.opts.Tool, Dir: s.prepared.Module, DataDir: s.prepared.DataDir, Home: s.prepared.Home, Tmp: s.prepared.Tmp,
 		Env: env, CLIConfig: s.prepared.CLIConfig, PluginCache: c.opts.PluginCache,
-		Output: s.capture, Grace: j.grace(c.opts.Grace), Mask: j.mask.String,
+		Isolation: c.opts.Isolation.With(nil, []string{s.dir.Path()}),
+		Output:    s.capture, Grace: j.grace(c.opts.Grace), Mask: j.mask.String,
 		Started: func(p tofu.Process) error { return r.Started(p.PID, p.StartTime, p.Subcommand) },
 	}
 	if err := s.writeKubeconfig(); err != nil {

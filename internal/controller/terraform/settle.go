@@ -45,6 +45,9 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 	log(ctx).Info("run ended", "kind", st.Kind, "run", st.Run, "error", errorText(st.Err))
 	cy.done = st.ID
 	res, err := c.recordEnd(ctx, cy, st)
+	if err == nil {
+		err = c.keepRun(ctx, cy, st)
+	}
 	if err != nil {
 		unrecord(cy)
 	}
@@ -378,7 +381,7 @@ func (c *Controller) recordApply(ctx context.Context, cy *cycle, a *applied, err
 		return status.Result{}, err
 	}
 	st.LastAppliedRevision = a.revision
-	st.Plan.LastApplied = a.planID
+	st.Plan.LastApplied = a.plan.ID
 	st.Plan.Pending, st.Plan.IsDestroyPlan, st.Plan.IsDriftDetectionPlan = "", false, false
 	st.LastDriftDigest = ""
 	if a.drift {

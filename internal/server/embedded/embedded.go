@@ -24,6 +24,7 @@ import (
 	"github.com/terrace-dev/terrace/api/crds"
 	"github.com/terrace-dev/terrace/internal/config"
 	"github.com/terrace-dev/terrace/internal/controlplane"
+	"github.com/terrace-dev/terrace/internal/install"
 	"github.com/terrace-dev/terrace/internal/server"
 	"github.com/terrace-dev/terrace/internal/tofu"
 )
@@ -105,11 +106,15 @@ func fill(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config,
 	if err := controlplane.InstallCRDs(ctx, cp.RESTConfig(), definitions); err != nil {
 		return err
 	}
-	if len(objects) == 0 && cfg.Git.URL == "" {
-		return nil
-	}
 	a, err := newApplier(cp.RESTConfig())
 	if err != nil {
+		return err
+	}
+	rules, err := admission()
+	if err != nil {
+		return err
+	}
+	if err := a.apply(ctx, rules); err != nil {
 		return err
 	}
 	if err := a.apply(ctx, objects); err != nil {
@@ -123,6 +128,19 @@ func fill(ctx context.Context, cp *controlplane.ControlPlane, cfg config.Config,
 		return err
 	}
 	return a.apply(ctx, []manifest{source})
+}
+
+// admission is what the API server refuses of the kinds.
+func admission() ([]manifest, error) {
+	objects, err := install.Admission()
+	if err != nil {
+		return nil, err
+	}
+	var out []manifest
+	for _, o := range objects {
+		out = append(out, manifest{object: o, from: "Terrace's rules of admission"})
+	}
+	return out, nil
 }
 
 // serve runs the controllers, unless srv is nil, until ctx ends or a part fails.

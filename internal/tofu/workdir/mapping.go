@@ -77,3 +77,27 @@ func CLIConfig(data map[string][]byte) ([]byte, error) {
 	}
 	return data[found[0]], nil
 }
+
+// mirror is a filesystem_mirror block with its path, override a line of dev_overrides. A
+// CLI configuration is written in the first version of HCL, for which there is no reader
+// that is still kept; what these patterns do not find has to be named by a flag.
+var (
+	mirror    = regexp.MustCompile(`filesystem_mirror\s*\{[^}]*?\bpath\s*=\s*"([^"]+)"`)
+	overrides = regexp.MustCompile(`dev_overrides\s*\{([^}]*)\}`)
+	override  = regexp.MustCompile(`=\s*"([^"]+)"`)
+)
+
+// Mirrors are the directories that a CLI configuration tells the tool to find providers in:
+// filesystem mirrors and overrides for development.
+func Mirrors(cliConfig []byte) []string {
+	var out []string
+	for _, m := range mirror.FindAllSubmatch(cliConfig, -1) {
+		out = append(out, string(m[1]))
+	}
+	for _, block := range overrides.FindAllSubmatch(cliConfig, -1) {
+		for _, m := range override.FindAllSubmatch(block[1], -1) {
+			out = append(out, string(m[1]))
+		}
+	}
+	return out
+}
