@@ -14,6 +14,17 @@ const (
 	// PruneApprovedAnnotation names the revision that may prune more of a Kustomization
 	// than the limit allows.
 	PruneApprovedAnnotation = "kustomize.toolkit.fluxcd.io/prune-approved"
+	// AutoApproveAnnotation set to AutoApproveNoDestroy lets a unit apply by itself what
+	// destroys and replaces nothing, and nothing else.
+	AutoApproveAnnotation = "terrace.dev/auto-approve"
+	// AutoApproveNoDestroy is the only value of AutoApproveAnnotation.
+	AutoApproveNoDestroy = "no-destroy"
+	// ApplyWindowAnnotation says when plans are applied: "Mon-Fri 09:00-17:00 Europe/Berlin",
+	// several of them separated by semicolons.
+	ApplyWindowAnnotation = "terrace.dev/apply-window"
+	// PolicyOverrideAnnotation names the plan that may be applied although a policy denies
+	// it, by its id or its digest. It does not approve the plan.
+	PolicyOverrideAnnotation = "terrace.dev/policy-override"
 )
 
 // Reasons of the Ready condition that Flux does not have.
@@ -26,4 +37,10 @@ const (
 	ReasonKindsMissing = "KindsMissing"
 	// ReasonDependencyCycle says that units wait for each other.
 	ReasonDependencyCycle = "DependencyCycle"
+	// ReasonPolicyWarning is the reason of the event that tells what policies warn of.
+	ReasonPolicyWarning = "PolicyWarning"
+	// ReasonPolicyDenied says that a policy forbids to apply the plan.
+	ReasonPolicyDenied = "PolicyDenied"
+	// ReasonOutsideWindow says that an approved plan waits for its apply window.
+	ReasonOutsideWindow = "OutsideApplyWindow"
 )

@@ -18,6 +18,16 @@ const (
 	EnforceWarn = "warn"
 )
 
+// Reasons of the Ready condition of a Policy.
+const (
+	// ReasonCompiled says that the policy is in use.
+	ReasonCompiled = "Compiled"
+	// ReasonInvalid says that the rules have a mistake, and where.
+	ReasonInvalid = "Invalid"
+	// ReasonSourceNotReady says that the rules are not there, because their source is not.
+	ReasonSourceNotReady = "SourceNotReady"
+)
+
 // PolicySpec is a set of rules over plans. One of rego, source and cel is set.
 //
 // +kubebuilder:validation:XValidation:rule="[has(self.rego), has(self.source), has(self.cel)].filter(x, x).size() == 1",message="set exactly one of rego, source and cel"
@@ -34,8 +44,15 @@ type PolicySpec struct {
 	// +kubebuilder:default=deny
 	// +kubebuilder:validation:Enum=deny;approve;warn
 	Enforcement string `json:"enforcement,omitempty"`
+	// Packages are the Rego packages whose rules are evaluated; main if it is empty. Others
+	// are there to be imported.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Pattern=`^[a-zA-Z_][a-zA-Z0-9_]*(\.[a-zA-Z_][a-zA-Z0-9_]*)*$`
+	// +kubebuilder:validation:items:MaxLength=253
+	Packages []string `json:"packages,omitempty"`
 	// Rego is one module by conftest's conventions: rules deny, violation and warn, and
-	// exceptions, in the package main.
+	// exceptions.
 	// +optional
 	// +kubebuilder:validation:MaxLength=262144
 	Rego string `json:"rego,omitempty"`
@@ -64,8 +81,9 @@ type PolicySource struct {
 
 // CELRule is a condition that must hold.
 type CELRule struct {
-	// Expression over plan, unit and object that must be true. With object it is evaluated for
-	// each object or resource that the plan creates or changes.
+	// Expression over plan and unit that must be true. If it names object (the object or the
+	// resource's values as they will be) or change (its address, type and actions), it is
+	// evaluated for each one that the plan creates or changes.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=4096
 	Expression string `json:"expression"`

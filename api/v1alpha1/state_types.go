@@ -8,6 +8,12 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // StateKind is the kind of a State.
 const StateKind = "State"
 
+// DeleteAnnotation with the value DeleteForce lets a State be deleted that has resources.
+const (
+	DeleteAnnotation = "terrace.dev/delete"
+	DeleteForce      = "force"
+)
+
 // StateSpec says how long versions of a state are kept. The newest version is always kept.
 type StateSpec struct {
 	// KeepVersions is how many versions are kept, the newest included.

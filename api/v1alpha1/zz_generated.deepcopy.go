@@ -129,6 +129,11 @@ func (in *PolicySpec) DeepCopyInto(out *PolicySpec) {
 		*out = new(v1.LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.Packages != nil {
+		in, out := &in.Packages, &out.Packages
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Source != nil {
 		in, out := &in.Source, &out.Source
 		*out = new(PolicySource)

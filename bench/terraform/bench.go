@@ -82,6 +82,9 @@ func (b *bench) start(ctx context.Context) error {
 	}
 	// The wrapper becomes tofu: one process, whose first argument is on record.
 	wrapper := fmt.Sprintf("#!/bin/sh\necho \"$*\" >>'%s'\nexec '%s' \"$@\"\n", b.commandLog(), b.tofu)
+	if err := os.Mkdir(filepath.Dir(b.commandLog()), 0o700); err != nil {
+		return err
+	}
 	if err := os.WriteFile(b.wrapper(), []byte(wrapper), 0o700); err != nil {
 		return err
 	}
@@ -90,7 +93,7 @@ func (b *bench) start(ctx context.Context) error {
 }
 
 func (b *bench) wrapper() string    { return filepath.Join(b.Dir, "tofu") }
-func (b *bench) commandLog() string { return filepath.Join(b.Dir, "commands.log") }
+func (b *bench) commandLog() string { return filepath.Join(b.Dir, "wrapper", "commands.log") }
 
 func (b *bench) stop(keep bool) error {
 	if b.fleet != nil {
@@ -100,11 +103,13 @@ func (b *bench) stop(keep bool) error {
 }
 
 func (b *bench) startController() error {
-	return b.StartController("--tofu", b.wrapper(), "--concurrent-runs", strconv.Itoa(b.concurrent))
+	// Runs are confined, as they are everywhere; what the wrapper does is no part of them.
+	return b.StartController("--tofu", b.wrapper(), "--concurrent-runs", strconv.Itoa(b.concurrent),
+		"--run-allow-read", b.tofu, "--run-allow-write", filepath.Dir(b.commandLog()))
 }
 
-// ofTofu tells a request of tofu's state backend, which it makes through Terrace's
-// gate, from those of Terrace itself.
+// ofTofu tells a request that tofu's state backend causes, in the gate or in the state
+// service, from those of Terrace itself.
 func ofTofu(r *http.Request) bool {
 	resource, name := rig.Target(r.URL.Path)
 	if r.Method == http.MethodPost && resource == "secrets" {
@@ -127,9 +132,12 @@ func created(r *http.Request) string {
 	return "(new)"
 }
 
-// tofuState tells whether a request is one of the kubernetes state backend.
+// tofuState tells whether a request is one of the kubernetes state backend, or one
+// that the state service makes for the http backend.
 func tofuState(resource, name, selector string) bool {
 	switch resource {
+	case "states", "states/status":
+		return true
 	case "secrets":
 		return strings.HasPrefix(name, "tfstate-") || name == "" && strings.Contains(selector, "tfstate=true")
 	case "leases":

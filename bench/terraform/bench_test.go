@@ -24,6 +24,7 @@ func TestProxyTellsTofuFromTerrace(t *testing.T) {
 		"state list":     {"the backend lists the workspaces at init", "GET", "/api/v1/namespaces/bench/secrets?labelSelector=tfstate%3Dtrue", "", rig.Requests{Aside: 1}},
 		"state create":   {"the name is in the body only", "POST", "/api/v1/namespaces/bench/secrets", `{"metadata":{"labels":{"tfstateSecretSuffix":"u1"}}}`, rig.Requests{Aside: 1}},
 		"lock":           {"the backend's lock", "PUT", "/apis/coordination.k8s.io/v1/namespaces/bench/leases/lock-tfstate-default-u1", "", rig.Requests{Aside: 1}},
+		"state version":  {"the state service records what tofu wrote", "PUT", "/apis/terrace.dev/v1alpha1/namespaces/bench/states/u1/status", "", rig.Requests{Aside: 1}},
 		"outputs create": {"Terrace's own Secret", "POST", "/api/v1/namespaces/bench/secrets", `{"metadata":{"name":"u1-outputs"}}`, rig.Requests{Terrace: 1, Kinds: map[string]int{"POST secrets": 1}}},
 		"outputs read":   {"Terrace's own Secret", "GET", "/api/v1/namespaces/bench/secrets/u1-outputs", "", rig.Requests{Terrace: 1, Kinds: map[string]int{"GET secrets": 1}}},
 		"status":         {"subresources are told apart", "PATCH", "/apis/infra.contrib.fluxcd.io/v1alpha2/namespaces/bench/terraforms/u1/status", "", rig.Requests{Terrace: 1, Kinds: map[string]int{"PATCH terraforms/status": 1}}},

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+	_ "time/tzdata" // apply windows name time zones, which a small image may not have
 
 	"github.com/spf13/pflag"
 	"golang.org/x/term"

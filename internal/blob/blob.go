@@ -14,10 +14,7 @@
 package blob
 
 import (
-	"bytes"
 	"context"
-	"crypto/hkdf"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -63,8 +60,8 @@ type Options struct {
 	// that gocloud.dev/blob has a driver for in this binary.
 	URL string
 	// KeyFile holds the age identities of sealed blobs: the first seals, all
-	// unseal. It is made, 0600, when it is not there. Empty means that the store
-	// cannot seal.
+	// unseal. It is made, 0600, when it is not there, and read again when it
+	// changes (Rotate). Empty means that the store cannot seal.
 	KeyFile string
 }
 
@@ -85,9 +82,8 @@ type Store struct {
 	dir  string
 	temp string
 	// part is the beginning of this store's keys, empty or ending in a slash.
-	part       string
-	recipients []age.Recipient
-	identities []age.Identity
+	part string
+	keys *keyring // nil when the store cannot seal
 }
 
 // Open opens or creates the store at o.URL, and its key file. Half-written blobs
@@ -100,7 +96,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.KeyFile == "" {
 		return s, nil
 	}
-	if err := s.loadKey(o.KeyFile); err != nil {
+	var err error
+	if s.keys, err = openKeyring(o.KeyFile); err != nil {
 		return nil, errors.Join(fmt.Errorf("read key of sealed blobs %s: %w", o.KeyFile, err), s.Close())
 	}
 	return s, nil
@@ -169,60 +166,6 @@ func sweep(dir string) error {
 		}
 	}
 	return nil
-}
-
-func (s *Store) loadKey(file string) error {
-	data, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		data, err = createKey(file)
-	}
-	if err != nil {
-		return err
-	}
-	if info, err := os.Stat(file); err != nil {
-		return err
-	} else if info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("others can read it (mode %04o); make it 0600", info.Mode().Perm())
-	}
-	s.identities, err = age.ParseIdentities(bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	first, ok := s.identities[0].(*age.X25519Identity)
-	if !ok {
-		return errors.New("its first identity is not an X25519 one (AGE-SECRET-KEY-1…)")
-	}
-	s.recipients = []age.Recipient{first.Recipient()}
-	return nil
-}
-
-// createKey writes a new identity to file, whole or not at all, and returns
-// what the file holds then: another process may have been first.
-func createKey(file string) ([]byte, error) {
-	id, err := age.GenerateX25519Identity()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return nil, err
-	}
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*")
-	if err != nil {
-		return nil, err
-	}
-	defer os.Remove(f.Name())
-	_, err = fmt.Fprintf(f, "# public key: %s\n%s\n", id.Recipient(), id)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, err
-	}
-	// A link, not a rename: it never replaces a key that is there already.
-	if err := os.Link(f.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	if err := syncDir(filepath.Dir(file)); err != nil {
-		return nil, err
-	}
-	return os.ReadFile(file)
 }
 
 // Part returns a store inside of s that has its own blobs: neither sees, lists
@@ -382,11 +325,11 @@ func (s *Store) List(ctx context.Context) iter.Seq2[Info, error] {
 // is stored. Sealing the same content twice gives two digests. The error is
 // ErrNoKey when the store was opened without a key file.
 func (s *Store) Seal(ctx context.Context, r io.Reader) (digest.Digest, int64, error) {
-	if len(s.recipients) == 0 {
+	if s.keys == nil {
 		return "", 0, fmt.Errorf("seal blob: %w", ErrNoKey)
 	}
 	return s.Write(ctx, func(w io.Writer) error {
-		plain, err := age.Encrypt(w, s.recipients...)
+		plain, err := age.Encrypt(w, s.keys.recipient())
 		if err != nil {
 			return fmt.Errorf("seal: %w", err)
 		}
@@ -398,17 +341,18 @@ func (s *Store) Seal(ctx context.Context, r io.Reader) (digest.Digest, int64, er
 }
 
 // Unseal returns the plain content of a sealed blob, authenticated piece by
-// piece as it is read. Errors: ErrNotFound, ErrNoKey; any other means that the
+// piece as it is read; the last read also tells whether it is the blob of that
+// digest (ErrDigest). Errors: ErrNotFound, ErrNoKey; any other means that the
 // blob was sealed with another key or changed.
 func (s *Store) Unseal(ctx context.Context, d digest.Digest) (io.ReadCloser, error) {
-	if len(s.identities) == 0 {
+	if s.keys == nil {
 		return nil, fmt.Errorf("unseal blob %s: %w", d, ErrNoKey)
 	}
-	sealed, err := s.OpenSeeker(ctx, d)
+	sealed, err := s.Open(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	plain, err := age.Decrypt(sealed, s.identities...)
+	plain, err := age.Decrypt(sealed, s.keys.all()...)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("unseal blob %s: %w", d, err), sealed.Close())
 	}
@@ -416,17 +360,6 @@ func (s *Store) Unseal(ctx context.Context, d digest.Digest) (io.ReadCloser, err
 		io.Reader
 		io.Closer
 	}{plain, sealed}, nil
-}
-
-// Key derives a secret of 32 bytes from the store's first identity that is
-// stable as long as the key file is, for naming secret content without letting
-// others guess it (HMAC). Different purposes give unrelated secrets. It is
-// ErrNoKey when the store has no key file.
-func (s *Store) Key(purpose string) ([]byte, error) {
-	if len(s.identities) == 0 {
-		return nil, fmt.Errorf("derive key for %s: %w", purpose, ErrNoKey)
-	}
-	return hkdf.Key(sha256.New, []byte(fmt.Sprint(s.identities[0])), nil, "terrace "+purpose, 32)
 }
 
 func (s *Store) key(d digest.Digest) string {

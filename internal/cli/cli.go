@@ -140,13 +140,14 @@ default of "terrace up", is used.`,
 			root.AddCommand(v)
 		}
 	}
-	see := []*cobra.Command{newGet(a), newTree(a), newTrace(a), newShow(a), newBuild(a), newDiff(a), newEvents(a), newLogs(a), newExport(a)}
+	see := []*cobra.Command{newGet(a), newTree(a), newTrace(a), newShow(a), newBuild(a), newDiff(a), newEvents(a), newLogs(a), newAudit(a), newExport(a)}
 	do := []*cobra.Command{newApprove(a), newReplan(a), newReconcile(a), newSuspend(a), newResume(a),
-		newCancel(a), newForceUnlock(a), newBreakGlass(a)}
+		newCancel(a), newState(a), newForceUnlock(a), newBreakGlass(a)}
 	for _, v := range slices.Concat(see, do) {
 		a.flags.add(v.PersistentFlags())
 	}
 	in("see", see...)
+	in("see", newPolicy(a))
 	in("do", do...)
 	if a.env.Up != nil {
 		in("run", newUp(a))

@@ -63,7 +63,7 @@ without what the API server and the verbs of this command added.`,
 // ask for something once, and mean nothing in a manifest.
 var requestAnnotations = []string{
 	infra.ReconcileRequestAnnotation, infra.BreakTheGlassAnnotation, infra.CancelAnnotation,
-	terrace.ApprovedByAnnotation, approvedAtAnnotation, terrace.ApprovedPlanAnnotation, terrace.PruneApprovedAnnotation,
+	terrace.ApprovedByAnnotation, approvedAtAnnotation, terrace.ApprovedPlanAnnotation, terrace.PruneApprovedAnnotation, terrace.PolicyOverrideAnnotation,
 	"reconcile.fluxcd.io/forceAt", "reconcile.fluxcd.io/resetAt",
 	"kubectl.kubernetes.io/last-applied-configuration",
 }

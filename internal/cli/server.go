@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -132,10 +133,22 @@ func (c *cluster) proxiedServer(ctx context.Context) (*server, error) {
 // get opens what the server has about the object: its "plan", "log" or "glass".
 // The caller closes the body. What the server does not have is errNotKept.
 func (s *server) get(ctx context.Context, o object, what string, query url.Values) (io.ReadCloser, error) {
-	doing := fmt.Sprintf("read %s of %s", what, o)
-	u := fmt.Sprintf("%s/api/v1/units/%s/%s/%s/%s?%s", s.base,
-		strings.ToLower(o.Kind.Name), o.GetNamespace(), o.GetName(), what, query.Encode())
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	path := fmt.Sprintf("/api/v1/units/%s/%s/%s/%s", strings.ToLower(o.Kind.Name), o.GetNamespace(), o.GetName(), what)
+	return s.open(ctx, fmt.Sprintf("read %s of %s", what, o), path, query)
+}
+
+// open asks the server for what is at a path; see get for what it returns.
+func (s *server) open(ctx context.Context, doing, path string, query url.Values) (io.ReadCloser, error) {
+	return s.request(ctx, http.MethodGet, doing, path, query)
+}
+
+// request asks the server for something; see get for what it returns.
+func (s *server) request(ctx context.Context, method, doing, path string, query url.Values) (io.ReadCloser, error) {
+	u := s.base + path
+	if len(query) > 0 {
+		u += "?" + query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
@@ -159,9 +172,7 @@ func (s *server) get(ctx context.Context, o object, what string, query url.Value
 	defer res.Body.Close()
 	text, _ := io.ReadAll(io.LimitReader(res.Body, 4096))
 	why, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
-	if why == "" {
-		why = res.Status
-	}
+	why = cmp.Or(why, res.Status)
 	switch res.StatusCode {
 	case http.StatusNotFound:
 		return nil, fmt.Errorf("%s: %w: %s", doing, errNotKept, why)

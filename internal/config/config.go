@@ -27,6 +27,14 @@ const (
 	Controller Mode = "controller"
 )
 
+// Where states go, in StateBackend.
+const (
+	// StateService keeps states as versions behind the state service.
+	StateService = "terrace"
+	// StateSecrets keeps them in Secrets, as the Terraform Controller does.
+	StateSecrets = "kubernetes"
+)
+
 // DefaultDataDir is the data directory when none is given: a hidden directory
 // in the current one, so that `terrace up` and a later `terrace get` in the
 // same place find each other.
@@ -97,17 +105,35 @@ type Config struct {
 	// pins, so what is applied can change without a commit.
 	AllowRemoteBases bool
 	// SOPSAgeSecret is the Secret of the age keys that decrypt for every
-	// Kustomization, beside those that it names itself: NAMESPACE/NAME once Load
+	// Kustomization and Terraform, beside those that it names itself: NAMESPACE/NAME once Load
 	// is done, where a name alone is one in namespace terrace-system. Empty means none.
 	SOPSAgeSecret string
 	// CustomApplyStageKinds are kinds that are applied in a stage of their own, after CRDs,
 	// namespaces and classes and before the rest, as "group/Kind" with commas between them.
 	CustomApplyStageKinds string
+	// OverrideManagers are field managers that may set no field of the objects of
+	// Kustomizations, as Flux's flag of that name; a name stands for all that begin with it.
+	OverrideManagers []string
 	// PruneLimit is the share of a Kustomization's inventory, in percent, that one
 	// revision may prune; beyond it somebody has to agree. 100 means no limit.
 	PruneLimit int
 	// PruneLimitMin is the number of objects up to which PruneLimit is not asked for.
 	PruneLimitMin int
+
+	// StateBackend is where the state of a unit goes that has none yet and whose spec does
+	// not say: StateService or StateSecrets.
+	StateBackend string
+	// StateAddress is the host:port of the state service, which is HTTPS; port 0 picks a
+	// free one.
+	StateAddress string
+	// StateURL is how clients elsewhere reach the state service; empty means by its address.
+	StateURL string
+	// StateCertFile and StateKeyFile are the certificate of the state service and its key,
+	// in PEM; without them it makes its own at each start.
+	StateCertFile, StateKeyFile string
+	// StateStorage is where the versions of states are kept, as a directory or a URL of
+	// object storage; empty means in DataDir.
+	StateStorage string
 
 	// Concurrent is how many objects a controller reconciles at a time.
 	Concurrent int
@@ -129,6 +155,9 @@ type Config struct {
 	RunMemory string
 	// RunOpenFiles bounds the open files of each process of a run; 0 does not.
 	RunOpenFiles int
+	// AllowedProviders are patterns of the providers that runs may use, as
+	// NAMESPACE/TYPE or HOST/NAMESPACE/TYPE with * for any text; empty means all.
+	AllowedProviders []string
 	// ShutdownGrace is how long a stopping process waits for running runs
 	// between SIGINT and SIGKILL.
 	ShutdownGrace time.Duration
@@ -187,6 +216,8 @@ func Default(m Mode) Config {
 		RunTimeout:               30 * time.Minute,
 		RunLogsKept:              10,
 		RunConfine:               true,
+		StateBackend:             StateService,
+		StateAddress:             "127.0.0.1:0",
 		ShutdownGrace:            5 * time.Minute,
 		ArtifactRetentionTTL:     time.Minute,
 		ArtifactRetentionRecords: 2,

@@ -184,6 +184,11 @@ read configuration: --prune-limit: 101: must be a percentage from 0 to 100`,
 			want: `read configuration: --sops-age-secret: "b/c" is not the name of a Secret: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, ` +
 				`'-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
 		},
+		"ProviderWithoutNamespace": {
+			reason: "a name alone could be a namespace or a provider",
+			args:   []string{"--allowed-providers=hashicorp/*,aws"},
+			want:   `read configuration: --allowed-providers: read provider pattern "aws": it is neither NAMESPACE/TYPE nor HOST/NAMESPACE/TYPE`,
+		},
 		"MissingTofu": {
 			reason: "a tool that was named has to exist",
 			args:   []string{"--tofu=/nowhere/tofu"},

@@ -18,6 +18,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.addScopeFlags(fs)
 	c.addApplyFlags(fs)
 	c.addRunFlags(fs)
+	c.addStateFlags(fs)
 	c.addServingFlags(fs)
 }
 
@@ -53,8 +54,9 @@ func (c *Config) addScopeFlags(fs *pflag.FlagSet) {
 
 func (c *Config) addApplyFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.AllowRemoteBases, "allow-remote-bases", c.AllowRemoteBases, "let kustomization files name bases that are fetched over the network")
-	fs.StringVar(&c.SOPSAgeSecret, "sops-age-secret", c.SOPSAgeSecret, "Secret of age keys for every Kustomization, as NAME in terrace-system or NAMESPACE/NAME (default: none)")
+	fs.StringVar(&c.SOPSAgeSecret, "sops-age-secret", c.SOPSAgeSecret, "Secret of age keys for every Kustomization and Terraform, as NAME in terrace-system or NAMESPACE/NAME (default: none)")
 	fs.StringVar(&c.CustomApplyStageKinds, "custom-apply-stage-kinds", c.CustomApplyStageKinds, "kinds to apply before the others of a Kustomization, as group/Kind,… (default: none)")
+	fs.StringSliceVar(&c.OverrideManagers, "override-manager", c.OverrideManagers, "field manager whose fields on objects of Kustomizations are taken back (repeatable)")
 	fs.IntVar(&c.PruneLimit, "prune-limit", c.PruneLimit, "percent of a Kustomization's objects that one revision may prune without being asked about; 100 for no limit")
 	fs.IntVar(&c.PruneLimitMin, "prune-limit-min", c.PruneLimitMin, "objects that a revision may prune whatever the percentage")
 }
@@ -72,7 +74,17 @@ func (c *Config) addRunFlags(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&c.RunAllowWrite, "run-allow-write", c.RunAllowWrite, "directory that confined runs may write to as well (repeatable)")
 	fs.StringVar(&c.RunMemory, "run-memory", c.RunMemory, "bound of the writable memory of each process of a run, such as 2Gi (default: none)")
 	fs.IntVar(&c.RunOpenFiles, "run-open-files", c.RunOpenFiles, "bound of the open files of each process of a run (default: none)")
+	fs.StringSliceVar(&c.AllowedProviders, "allowed-providers", c.AllowedProviders, "providers that runs may use, as NAMESPACE/TYPE or HOST/NAMESPACE/TYPE with * for any text (default: all)")
 	fs.DurationVar(&c.ShutdownGrace, "shutdown-grace", c.ShutdownGrace, "how long to wait for runs when stopping")
+}
+
+func (c *Config) addStateFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.StateBackend, "state-backend", c.StateBackend, "where new states go whose unit does not say: terrace (versions, encrypted) or kubernetes (Secrets)")
+	fs.StringVar(&c.StateAddress, "state-address", c.StateAddress, "host:port of the state service (HTTPS); port 0 picks a free one")
+	fs.StringVar(&c.StateURL, "state-url", c.StateURL, "URL by which clients elsewhere reach the state service (default: its address)")
+	fs.StringVar(&c.StateCertFile, "state-cert-file", c.StateCertFile, "certificate of the state service, in PEM (default: its own, made at each start)")
+	fs.StringVar(&c.StateKeyFile, "state-key-file", c.StateKeyFile, "key of --state-cert-file, in PEM")
+	fs.StringVar(&c.StateStorage, "state-storage", c.StateStorage, "directory or URL of object storage for the versions of states (default: in the data directory)")
 }
 
 func (c *Config) addServingFlags(fs *pflag.FlagSet) {

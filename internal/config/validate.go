@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/terrace-dev/terrace/internal/tofu/provider"
 )
 
 // SettingError is a setting whose value cannot be used.
@@ -56,6 +58,7 @@ func (c Config) Validate() error {
 	c.validateApply(bad)
 	c.validateFiles(bad)
 	c.validateRuns(bad)
+	c.validateStates(bad)
 	for name, n := range map[string]int{
 		"concurrent": c.Concurrent, "concurrent-runs": c.ConcurrentRuns,
 		"run-logs-kept": c.RunLogsKept, "artifact-retention-records": c.ArtifactRetentionRecords,
@@ -177,7 +180,7 @@ func (c Config) validateFiles(bad reporter) {
 			bad("filename", "", "%v", err)
 		}
 	}
-	for setting, file := range map[string]string{"tofu": c.Tofu, "tofu-cli-config": c.TofuCLIConfig} {
+	for setting, file := range map[string]string{"tofu": c.Tofu, "tofu-cli-config": c.TofuCLIConfig, "state-cert-file": c.StateCertFile, "state-key-file": c.StateKeyFile} {
 		if file == "" {
 			continue
 		}
@@ -218,8 +221,28 @@ func (c Config) validateRuns(bad reporter) {
 			bad("run-memory", "2Gi is enough for most providers", "%q is less than tofu needs to start, 256Mi", c.RunMemory)
 		}
 	}
+	for _, p := range c.AllowedProviders {
+		if _, err := provider.ParseList(provider.OpenTofuRegistry, []string{p}); err != nil {
+			bad("allowed-providers", "for example hashicorp/aws or registry.opentofu.org/hashicorp/*", "%v", err)
+		}
+	}
 	if c.RunOpenFiles != 0 && c.RunOpenFiles < 64 {
 		bad("run-open-files", "1024 is what most systems give", "%d: must be 0 for no bound, or at least 64", c.RunOpenFiles)
+	}
+}
+
+func (c Config) validateStates(bad reporter) {
+	if !slices.Contains([]string{StateService, StateSecrets}, c.StateBackend) {
+		bad("state-backend", "use terrace or kubernetes", "%q is not known", c.StateBackend)
+	}
+	if _, _, err := net.SplitHostPort(c.StateAddress); err != nil {
+		bad("state-address", "write it as host:port, for example 127.0.0.1:0", "%q is not a host:port", c.StateAddress)
+	}
+	if u, err := url.Parse(c.StateURL); c.StateURL != "" && (err != nil || u.Scheme != "https" || u.Host == "") {
+		bad("state-url", "write it as https://host:port", "%q is not an HTTPS URL", c.StateURL)
+	}
+	if (c.StateCertFile == "") != (c.StateKeyFile == "") {
+		bad("state-cert-file", "", "needs --state-key-file, and the other way round")
 	}
 }
 

@@ -67,9 +67,13 @@ func NewUnits(reader client.Reader, list client.ObjectList) Units { return Units
 
 // Needing returns the units that an index has under a key.
 func (u Units) Needing(ctx context.Context, index, key string) []reconcile.Request {
+	return u.find(ctx, client.MatchingFields{index: key})
+}
+
+func (u Units) find(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
 	list := u.list.DeepCopyObject().(client.ObjectList)
-	if err := u.reader.List(ctx, list, client.MatchingFields{index: key}); err != nil {
-		logf.FromContext(ctx).Error(err, "list units", "index", index, "key", key)
+	if err := u.reader.List(ctx, list, opts...); err != nil {
+		logf.FromContext(ctx).Error(err, "list units", "of", opts)
 		return nil
 	}
 	var requests []reconcile.Request
@@ -84,6 +88,17 @@ func (u Units) Needing(ctx context.Context, index, key string) []reconcile.Reque
 func (u Units) Wake(index, kind string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
 		return u.Needing(ctx, index, Key(kind, o.GetNamespace(), o.GetName()))
+	})
+}
+
+// WakeNamespace wakes all units of the namespace of an event's object, and those of every
+// namespace when that is the given one.
+func (u Units) WakeNamespace(everywhere string) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+		if o.GetNamespace() == everywhere {
+			return u.find(ctx)
+		}
+		return u.find(ctx, client.InNamespace(o.GetNamespace()))
 	})
 }
 

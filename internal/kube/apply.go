@@ -83,6 +83,12 @@ type Options struct {
 	Force bool
 	// Ignore names fields that are left as they are in the cluster.
 	Ignore []jsondiff.IgnoreRule
+	// Overridden are field managers that may set no field: what they have set is taken
+	// back. A name stands for all that begin with it.
+	Overridden []string
+	// Writing is called before the first write of each stage, and an error keeps the stage
+	// from being written; nil is not called.
+	Writing func() error
 	// Verified is read and written.
 	Verified Verified
 	// Concurrency bounds the dry-runs at a time; 4 if zero.
@@ -151,6 +157,11 @@ func (k *Client) Apply(ctx context.Context, objects []*unstructured.Unstructured
 	first := k.exempt(items)
 	if err := k.dryRun(ctx, items, first, o); err != nil {
 		return changes(items), err
+	}
+	if o.Writing != nil && slices.ContainsFunc(items, func(it *item) bool { return it.apply && !it.verified }) {
+		if err := o.Writing(); err != nil {
+			return changes(items), err
+		}
 	}
 	if first != nil {
 		if err := k.write(ctx, first, o); err != nil {
@@ -369,7 +380,7 @@ func (k *Client) try(ctx context.Context, it *item, o Options) error {
 	switch {
 	case answer.GetResourceVersion() == "":
 		it.change.Action = Created
-	case it.live != nil && contentDigest(answer) == it.live.Content && !k.needsCleanup(it, answer):
+	case it.live != nil && contentDigest(answer) == it.live.Content && !k.needsCleanup(it, answer, o):
 		// What it has is what it should have; from now on that is known.
 		it.change.Action, it.apply, it.verified = Unchanged, false, true
 	default:
@@ -418,7 +429,7 @@ func (k *Client) write(ctx context.Context, it *item, o Options) error {
 	if it.again {
 		return k.recreate(ctx, it, o)
 	}
-	if it.rules || it.dry != nil && k.needsCleanup(it, it.dry) {
+	if it.rules || it.dry != nil && k.needsCleanup(it, it.dry, o) {
 		return k.delegate(ctx, it, o)
 	}
 	answer, err := k.apply(ctx, it.object, false)
@@ -434,7 +445,7 @@ func (k *Client) write(ctx context.Context, it *item, o Options) error {
 		}
 		return nil
 	}
-	if k.needsCleanup(it, answer) {
+	if k.needsCleanup(it, answer, o) {
 		return k.delegate(ctx, it, o)
 	}
 	k.confirm(it, answer, o)
@@ -513,6 +524,11 @@ func (k *Client) creatable(ctx context.Context, it *item) error {
 	}
 	o := it.object.DeepCopy()
 	o.SetName(strings.TrimRight(it.key.Name[:min(len(it.key.Name), 40)], "-.") + "-terrace-check")
+	if it.key.Kind.GroupKind() == (schema.GroupKind{Kind: "Service"}) {
+		if err := k.dropInherited(ctx, it, o); err != nil {
+			return err
+		}
+	}
 	_, err := k.apply(ctx, o, true)
 	// A quota may have room only when the predecessor is gone.
 	forbidden := apierrors.IsForbidden(err) && !strings.Contains(err.Error(), "exceeded quota")
@@ -522,6 +538,61 @@ func (k *Client) creatable(ctx context.Context, it *item) error {
 	return nil
 }
 
+// dropInherited takes out of a Service what its predecessor has as long as it is there:
+// node ports and addresses, each of which the API server gives to one Service at a time.
+func (k *Client) dropInherited(ctx context.Context, it *item, o *unstructured.Unstructured) error {
+	var live *unstructured.Unstructured
+	if it.live != nil {
+		live = it.live.Object()
+	} else {
+		var err error
+		if live, err = k.Get(ctx, it.key.Kind, it.key.Namespace, it.key.Name); err != nil {
+			return &ObjectError{ID: it.key.ID(), Dry: true, Err: err}
+		}
+	}
+	if live == nil {
+		return nil
+	}
+	held := map[any]bool{}
+	note := func(spec map[string]any) {
+		for _, field := range []string{"clusterIP", "healthCheckNodePort"} {
+			held[spec[field]] = true
+		}
+	}
+	spec, _, _ := unstructured.NestedMap(live.Object, "spec")
+	note(spec)
+	eachPort(spec, func(port map[string]any) { held[port["nodePort"]] = true })
+	delete(held, nil)
+	delete(held, corev1.ClusterIPNone) // many can have none
+
+	wanted, ok := o.Object["spec"].(map[string]any)
+	if !ok {
+		return nil
+	}
+	if held[wanted["clusterIP"]] {
+		delete(wanted, "clusterIP")
+		delete(wanted, "clusterIPs")
+	}
+	if held[wanted["healthCheckNodePort"]] {
+		delete(wanted, "healthCheckNodePort")
+	}
+	eachPort(wanted, func(port map[string]any) {
+		if held[port["nodePort"]] {
+			delete(port, "nodePort")
+		}
+	})
+	return nil
+}
+
+func eachPort(spec map[string]any, do func(map[string]any)) {
+	ports, _ := spec["ports"].([]any)
+	for _, p := range ports {
+		if port, ok := p.(map[string]any); ok {
+			do(port)
+		}
+	}
+}
+
 // Traces that earlier tools leave and that would keep fields alive which Git has
 // dropped.
 var (
@@ -529,13 +600,16 @@ var (
 	cleanupLabels      = []string{"fluxcd.io/sync-gc-mark"}
 )
 
-func (k *Client) cleanup() ssa.ApplyCleanupOptions {
+func (k *Client) cleanup(o Options) ssa.ApplyCleanupOptions {
 	update := func(name string) ssa.FieldManager {
 		return ssa.FieldManager{Name: name, OperationType: metav1.ManagedFieldsOperationUpdate}
 	}
 	managers := []ssa.FieldManager{
 		{Name: "kubectl", OperationType: metav1.ManagedFieldsOperationApply},
 		update("kubectl"), update("before-first-apply"), update(k.cluster.owner.Field),
+	}
+	for _, name := range o.Overridden {
+		managers = append(managers, update(name), ssa.FieldManager{Name: name, OperationType: metav1.ManagedFieldsOperationApply})
 	}
 	return ssa.ApplyCleanupOptions{
 		Annotations: cleanupAnnotations, Labels: cleanupLabels, FieldManagers: managers,
@@ -544,7 +618,7 @@ func (k *Client) cleanup() ssa.ApplyCleanupOptions {
 }
 
 // needsCleanup tells whether an answer shows traces of earlier tools.
-func (k *Client) needsCleanup(it *item, answer *unstructured.Unstructured) bool {
+func (k *Client) needsCleanup(it *item, answer *unstructured.Unstructured, o Options) bool {
 	owner := k.cluster.owner
 	if owner.option(it.object, keySSA) == "merge" || owner.option(answer, keySSA) == "merge" {
 		return false
@@ -559,7 +633,7 @@ func (k *Client) needsCleanup(it *item, answer *unstructured.Unstructured) bool 
 			return true
 		}
 	}
-	managers := k.cleanup().FieldManagers
+	managers := k.cleanup(o).FieldManagers
 	return slices.ContainsFunc(answer.GetManagedFields(), func(f metav1.ManagedFieldsEntry) bool {
 		return f.Subresource == "" && slices.ContainsFunc(managers, func(m ssa.FieldManager) bool {
 			// The library takes every manager whose name begins so, such as kubectl-client-side-apply.
@@ -577,7 +651,7 @@ func (k *Client) delegate(ctx context.Context, it *item, o Options) error {
 		return err
 	}
 	opts := ssa.DefaultApplyOptions()
-	opts.Cleanup, opts.DriftIgnoreRules = k.cleanup(), o.Ignore
+	opts.Cleanup, opts.DriftIgnoreRules = k.cleanup(o), o.Ignore
 	opts.MigrateAPIVersion = true
 	entry, err := m.Apply(ctx, it.object.DeepCopy(), opts)
 	if err != nil {

@@ -250,6 +250,50 @@ func TestApplyImmutable(t *testing.T) {
 	}
 }
 
+// TestApplyRecreatesService recreates a Service that asks for the node ports and the
+// address which it has, and which no other Service can have as long as it is there.
+func TestApplyRecreatesService(t *testing.T) {
+	for name, labelled := range map[string]bool{"labelled": true, "not labelled": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			service := func(name, class, spec, port string) *unstructured.Unstructured {
+				return w.owned(fmt.Sprintf("kind: Service\nmetadata: {name: %s}\nspec: {type: LoadBalancer, externalTrafficPolicy: Local, "+
+					"loadBalancerClass: example.com/%s, selector: {a: b}, %sports: [{name: http, port: 80, protocol: TCP%s}]}", name, class, spec, port))
+			}
+			old := service("s", "one", "", "")
+			if !labelled {
+				old.SetLabels(nil)
+			}
+			live := w.create(old)
+			spec := func(o *unstructured.Unstructured, fields ...string) any {
+				v, _, _ := unstructured.NestedFieldNoCopy(o.Object, append([]string{"spec"}, fields...)...)
+				return v
+			}
+			nodePort := func(o *unstructured.Unstructured) any {
+				return spec(o, "ports").([]any)[0].(map[string]any)["nodePort"]
+			}
+			wanted := service("s", "two", fmt.Sprintf("clusterIP: %v, healthCheckNodePort: %v, ", spec(live, "clusterIP"), spec(live, "healthCheckNodePort")), fmt.Sprintf(", nodePort: %v", nodePort(live)))
+			opts := w.options(func(o *Options) { o.Force = true })
+
+			other := w.create(service("other", "one", "", ""))
+			taken := service("s", "two", "", fmt.Sprintf(", nodePort: %v", nodePort(other)))
+			if _, err := w.apply(opts, taken); err == nil || !strings.Contains(err.Error(), "already allocated") || w.get(old) == nil || w.get(old).GetUID() != live.GetUID() {
+				t.Errorf("a node port of another Service: %v; the old one is %v", err, w.get(old))
+			}
+			if got := actions(w.mustApply(opts, wanted)); got != "s recreated" {
+				t.Errorf("it was %s", got)
+			}
+			now := w.get(old)
+			if now == nil || now.GetUID() == live.GetUID() || spec(now, "loadBalancerClass") != "example.com/two" {
+				t.Fatalf("afterwards: %v", now)
+			}
+			if nodePort(now) != nodePort(live) || spec(now, "clusterIP") != spec(live, "clusterIP") || spec(now, "healthCheckNodePort") != spec(live, "healthCheckNodePort") {
+				t.Errorf("it has %v, and had %v", now.Object["spec"], live.Object["spec"])
+			}
+		})
+	}
+}
+
 // TestApplyRecreatesLater waits for the finalizers of the object that is in the way, also
 // of one that carries no label.
 func TestApplyRecreatesLater(t *testing.T) {
@@ -353,6 +397,26 @@ func TestApplyTakesOver(t *testing.T) {
 	w.sent()
 	if w.mustApply(opts, w.cm("c", "git")); len(w.sent()) != 0 {
 		t.Error("what was taken over is asked for again")
+	}
+}
+
+// TestApplyOverrides takes back what a manager sets that may set nothing, and leaves what
+// others set.
+func TestApplyOverrides(t *testing.T) {
+	w := newWorld(t)
+	opts := w.options(func(o *Options) { o.Overridden = []string{"some"} })
+	w.mustApply(opts, w.cm("c", "1"))
+	w.change(w.cm("c", ""), func(o *unstructured.Unstructured) { // as "somebody"
+		_ = unstructured.SetNestedField(o.Object, "by hand", "data", "extra")
+	})
+	theirs := w.object("kind: ConfigMap\nmetadata: {name: c}\ndata: {kept: by a sidecar}")
+	if err := w.env.Client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(theirs), client.FieldOwner("injector")); err != nil {
+		t.Fatal(err)
+	}
+	w.cluster.View.Observe(w.get(theirs))
+	w.mustApply(opts, w.cm("c", "1"))
+	if data, _, _ := unstructured.NestedStringMap(w.get(theirs).Object, "data"); data["extra"] != "" || data["kept"] != "by a sidecar" || data["k"] != "1" {
+		t.Errorf("data %v", data)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/url"
+	"regexp"
 	"strings"
 	"unicode"
 )
@@ -51,7 +52,8 @@ type Masker struct {
 // New returns a Masker for values. Each value is looked for as it is, trimmed of
 // surrounding space, line by line, and as it looks inside JSON and HCL strings,
 // in URLs, and in base64 at any alignment; of a value that is a JSON object or
-// array every string is looked for as well. Values of fewer than 4 bytes match as
+// array every string is looked for as well; so are, from 8 bytes, the password of a URL and
+// what a file of settings gives to a name that tells of a secret. Values of fewer than 4 bytes match as
 // whole tokens only. Of one byte, booleans, null and numbers of up to three
 // digits are never masked: they would hide nothing and blacken everything. So are
 // values that the replacement text itself contains. The values are copied.
@@ -77,9 +79,43 @@ type builder struct {
 
 func (b *builder) addValue(v string) {
 	b.addPlain(v)
+	b.addParts(v)
 	var document any
 	if len(v) > 1 && (v[0] == '{' || v[0] == '[') && json.Unmarshal([]byte(v), &document) == nil {
 		b.addLeaves(document)
+	}
+}
+
+// Parts of a value that programs print without the rest: the password of a URL, and what a
+// file of settings (INI, YAML, .netrc, a CLI configuration) gives to a name that tells of a
+// secret.
+var (
+	urlPassword = regexp.MustCompile(`://[^\s/:@"']*:([^\s/@"']+)@`)
+	setting     = regexp.MustCompile(`(?i)(?:[a-z0-9_.-]*(?:token|secret|passw|pwd|key|credential|auth)[a-z0-9_.-]*["']?[ \t]*[:=][ \t]*|\b(?:token|secret|password|passwd)[ \t]+)["']?([^\s"',;]+)`)
+)
+
+// addParts takes the parts of a value that are secrets by themselves.
+func (b *builder) addParts(v string) {
+	if strings.Contains(v, "://") {
+		for _, m := range urlPassword.FindAllStringSubmatch(v, -1) {
+			b.addPart(m[1])
+			if plain, err := url.PathUnescape(m[1]); err == nil {
+				b.addPart(plain)
+			}
+		}
+	}
+	if !strings.ContainsAny(v, "=: ") {
+		return
+	}
+	for _, m := range setting.FindAllStringSubmatch(v, -1) {
+		b.addPart(m[1])
+	}
+}
+
+// addPart takes a part that is long enough not to be a word of every text.
+func (b *builder) addPart(v string) {
+	if len(v) >= minimumLine {
+		b.addPlain(v)
 	}
 }
 

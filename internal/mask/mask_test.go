@@ -70,6 +70,34 @@ func TestString(t *testing.T) {
 			in:     "got s3cr3t!",
 			want:   "got (sensitive value)!",
 		},
+		"PasswordOfAURL": {
+			reason: "programs print the password without the address, as written and decoded",
+			values: []string{"postgres://u:correct%2Fhorse@db:5432/x"},
+			in:     "password correct%2Fhorse, correct/horse of u at db:5432",
+			want:   "password (sensitive value), (sensitive value) of u at db:5432",
+		},
+		"CLIConfig": {
+			reason: "a token stands alone in messages, not with its line",
+			values: []string{"credentials \"app.example.org\" {\n  token = \"correcthorse\"\n}\n"},
+			in:     "app.example.org refuses correcthorse",
+			want:   "app.example.org refuses (sensitive value)",
+		},
+		"Settings": {
+			reason: "INI, YAML and .netrc name what is secret; the rest of such a file is not",
+			values: []string{
+				"[default]\nregion = eu-central-1\naws_secret_access_key=battery-staple\n",
+				"user:\n  name: deployment\n  token: 'horse-battery'\n",
+				"machine example.org login somebody password staple-correct\n",
+			},
+			in:   "eu-central-1 deployment somebody battery-staple horse-battery staple-correct",
+			want: "eu-central-1 deployment somebody (sensitive value) (sensitive value) (sensitive value)",
+		},
+		"ShortSetting": {
+			reason: "a short part of a file is a word of every text",
+			values: []string{"auth = basic\npassword = secure\n"},
+			in:     "a secure and basic text",
+			want:   "a secure and basic text",
+		},
 		"JSONEscaped": {
 			reason: "tofu's JSON views quote",
 			values: []string{`a"b\c<d>`},

@@ -29,6 +29,7 @@ var patterns = []pattern{
 	{"xox", regexp.MustCompile(`\b(xox[abeoprs]-[A-Za-z0-9-]{10,})`)},              // Slack tokens
 	{"hvs.", regexp.MustCompile(`\b(hvs\.[A-Za-z0-9_-]{20,})`)},                    // Vault token
 	{"AGE-SECRET-KEY-", regexp.MustCompile(`(AGE-SECRET-KEY-(?:PQ-)?1[A-Z0-9]+)`)}, // age identity
+	{"terrace_", regexp.MustCompile(`\b(terrace_[a-z]+_[A-Za-z0-9_.-]{30,})`)},     // our own: states
 	{"AccountKey=", regexp.MustCompile(`AccountKey=([A-Za-z0-9+/=]{40,})`)},        // Azure storage
 	{"://", regexp.MustCompile(`://[^\s/:@"']*:([^\s/@"']+)@`)},                    // password in a URL
 	{"uthorization", regexp.MustCompile(`(?i)authorization["']?\s*[:=]\s*["']?(?:\[\s*)?(?:bearer|basic|token)\s+([A-Za-z0-9+/=._~-]{8,})`)},

@@ -33,6 +33,12 @@ func (w *world) startProcess() *process {
 	p.cmd = exec.Command(filepath.Join(testenv.Root(w.t), "bin", "terrace"), "controller",
 		"--kubeconfig", env.Kubeconfig, "--data-dir", w.cfg.DataDir, "--tofu", w.cfg.Tofu,
 		"--watch-namespace", w.ns, "--leader-election=false", "--allow-local-sources")
+	for _, path := range w.cfg.RunAllowRead {
+		p.cmd.Args = append(p.cmd.Args, "--run-allow-read", path)
+	}
+	for _, path := range w.cfg.RunAllowWrite {
+		p.cmd.Args = append(p.cmd.Args, "--run-allow-write", path)
+	}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {
 		w.t.Fatal(err)

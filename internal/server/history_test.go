@@ -59,7 +59,9 @@ func TestRunsThatMatteredAreRecorded(t *testing.T) {
 	w.wantRuns("a", created...)
 
 	// Asked for, it is recorded although it finds nothing.
-	w.change("a", func(tf *infra.Terraform) { tf.Annotations = map[string]string{"reconcile.fluxcd.io/requestedAt": "now"} })
+	w.change("a", func(tf *infra.Terraform) {
+		tf.Annotations = map[string]string{"reconcile.fluxcd.io/requestedAt": "now"}
+	})
 	w.await("a", "reconciled as asked", func(tf *infra.Terraform) bool { return tf.Status.LastHandledReconcileAt == "now" && isReady(tf) })
 	w.wantRuns("a", append(created, "plan succeeded")...)
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
@@ -276,4 +277,163 @@ func TestKustomizationLeavesASuspendedChildAlone(t *testing.T) {
 	w.changeApp("child", func(ks *kustomizev1.Kustomization) { ks.Spec.Suspend, ks.Annotations = false, nil })
 	w.awaitAppAt("child", rev)
 	w.awaitConfigMap("c", "up to date", func(cm *corev1.ConfigMap) bool { return cm != nil && cm.Data["k"] == "2" })
+}
+
+// TestKustomizationDependsOnAnyKind is case 2: what dependsOn cannot name, the annotation
+// does, whatever its kind; each change of it is seen at once.
+func TestKustomizationDependsOnAnyKind(t *testing.T) {
+	w := newWorld(t, nil)
+	crd, group := w.widgetCRD()
+	w.cleanCluster("CustomResourceDefinition", "apiextensions.k8s.io/v1", "widgets."+group)
+	w.applyCluster(crd)
+	if !w.served(group) {
+		t.Fatal("the CRD is not served")
+	}
+	rev := w.commit(map[string]string{"app/cm.yaml": w.cm("a", nil)})
+	named := func(name, ref string) string {
+		return strings.Replace(appManifest(name, "path: ./app\nprune: true\nretryInterval: 1h"), "{name: "+name+"}", "{name: "+name+", annotations: {terrace.dev/depends-on: "+ref+"}}", 1)
+	}
+	w.apply(named("app", "Widget."+group+"/"+w.ns+"/db"))
+	says := func(name, text string) {
+		t.Helper()
+		w.awaitApp(name, "waiting because "+text, func(ks *kustomizev1.Kustomization) bool {
+			return appReady(ks).Reason == "DependencyNotReady" && strings.Contains(appReady(ks).Message, text)
+		})
+	}
+	says("app", "it does not exist")
+	w.apply(w.widget(group, "db"))
+	set := func(status, message string) {
+		t.Helper()
+		o := w.getWidget(group, "db")
+		o.Object["status"] = map[string]any{"observedGeneration": o.GetGeneration(), "conditions": []any{map[string]any{"type": "Ready", "status": status, "message": message}}}
+		if err := w.client.Status().Update(w.ctx(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.changeApp("app", func(ks *kustomizev1.Kustomization) { ks.Spec.Suspend = true }) // a new object says nothing of itself
+	set("False", "the database starts")
+	w.changeApp("app", func(ks *kustomizev1.Kustomization) { ks.Spec.Suspend = false })
+	says("app", "the database starts")
+	set("True", "")
+	w.awaitAppAt("app", rev)
+
+	w.apply(named("unknown", "Gadget."+group+"/"+w.ns+"/x"))
+	says("unknown", "does not know kind Gadget")
+
+	// dependsOn is Flux's, and names Kustomizations. A kind in it is refused, not dropped.
+	ks := &unstructured.Unstructured{}
+	ks.SetAPIVersion("kustomize.toolkit.fluxcd.io/v1")
+	ks.SetKind("Kustomization")
+	ks.SetNamespace(w.ns)
+	ks.SetName("typed")
+	ks.Object["spec"] = map[string]any{
+		"interval": "1h", "prune": true, "sourceRef": map[string]any{"kind": "GitRepository", "name": "src"},
+		"dependsOn": []any{map[string]any{"apiVersion": group + "/v1", "kind": "Widget", "name": "db"}},
+	}
+	err := w.client.Apply(w.ctx(), client.ApplyConfigurationFromUnstructured(ks), client.FieldOwner("test"))
+	if err == nil || !strings.Contains(err.Error(), "field not declared in schema") {
+		t.Errorf("a kind in dependsOn: %v", err)
+	}
+}
+
+// served waits until Widgets of a group can be read.
+func (w *world) served(group string) bool {
+	w.t.Helper()
+	list := &unstructured.UnstructuredList{}
+	list.SetAPIVersion("apiextensions.k8s.io/v1")
+	list.SetKind("CustomResourceDefinitionList")
+	return w.cluster().watch(list, named("widgets."+group), func(o client.Object) bool {
+		u, ok := o.(*unstructured.Unstructured)
+		if !ok {
+			return false
+		}
+		conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
+		for _, c := range conditions {
+			if c, ok := c.(map[string]any); ok && c["type"] == "Established" && c["status"] == "True" {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// cluster is the world without a namespace.
+func (w *world) cluster() *world { return &world{t: w.t, client: w.client} }
+
+// TestKustomizationRetriesByTheNewInterval does not keep a failed unit waiting for the
+// retryInterval that it had when it failed.
+func TestKustomizationRetriesByTheNewInterval(t *testing.T) {
+	w := newWorld(t, nil)
+	w.apply("apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: limited}")
+	rev := w.commit(map[string]string{"app/cm.yaml": w.cm("a", nil)})
+	w.app("app", "path: ./app\nprune: true\nserviceAccountName: limited\nretryInterval: 1h")
+	w.awaitAppReason("app", "ReconciliationFailed")
+	w.account("limited", "edit") // which no watch tells of
+	w.changeApp("app", func(ks *kustomizev1.Kustomization) { ks.Spec.RetryInterval = &metav1.Duration{Duration: time.Second} })
+	w.awaitAppAt("app", rev)
+}
+
+// TestKustomizationLeavesWhatBecameIgnored does not prune an object that has opted out
+// since it was applied, in Git or in the cluster; neither does the end of the unit.
+func TestKustomizationLeavesWhatBecameIgnored(t *testing.T) {
+	w := newWorld(t, nil)
+	files := map[string]string{}
+	for _, name := range []string{"git", "cluster", "end", "plain"} {
+		files["app/"+name+".yaml"] = w.cm(name, map[string]string{"k": "1"})
+	}
+	w.app("app", "path: ./app\nprune: true")
+	w.awaitAppAt("app", w.commit(files))
+	ignored := func(name string) string {
+		return strings.Replace(w.cm(name, map[string]string{"k": "2"}), "metadata:\n", "metadata:\n  annotations: {kustomize.toolkit.fluxcd.io/ssa: Ignore}\n", 1)
+	}
+	w.awaitAppAt("app", w.commit(map[string]string{"app/git.yaml": ignored("git"), "app/end.yaml": ignored("end")}))
+	for _, name := range []string{"cluster", "git"} {
+		cm := w.configMap(name)
+		if cm.Data["k"] != "1" {
+			t.Errorf("%s was changed although it opts out", name)
+		}
+		base := cm.DeepCopy()
+		cm.Annotations = map[string]string{"kustomize.toolkit.fluxcd.io/ssa": "Ignore"}
+		if err := w.client.Patch(w.ctx(), cm, client.MergeFrom(base), client.FieldOwner("me")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.awaitAppAt("app", w.commit(map[string]string{"app/git.yaml": "", "app/cluster.yaml": ""}))
+	cm := w.configMap("end")
+	cm.Annotations = map[string]string{"kustomize.toolkit.fluxcd.io/ssa": "Ignore"}
+	if err := w.client.Update(w.ctx(), cm); err != nil {
+		t.Fatal(err)
+	}
+	w.deleteApp("app")
+	w.awaitAppGone("app")
+	w.awaitConfigMap("plain", "gone", func(cm *corev1.ConfigMap) bool { return cm == nil })
+	for _, name := range []string{"git", "cluster", "end"} {
+		if w.configMap(name) == nil {
+			t.Errorf("%s was pruned although it opts out", name)
+		}
+	}
+}
+
+// TestKustomizationBringsItsKinds applies a CRD together with objects of its kind, deletes
+// both, and does it again: what was known of the kind is not believed for ever.
+func TestKustomizationBringsItsKinds(t *testing.T) {
+	w := newWorld(t, nil)
+	crd, group := w.widgetCRD()
+	w.cleanCluster("CustomResourceDefinition", "apiextensions.k8s.io/v1", "widgets."+group)
+	rev := w.commit(map[string]string{"app/crd.yaml": crd, "app/widget.yaml": w.widget(group, "w")})
+	for range 2 {
+		w.app("app", "path: ./app\nprune: true\nwait: true\ndeletionPolicy: WaitForTermination")
+		w.awaitAppAt("app", rev)
+		if w.getWidget(group, "w") == nil {
+			t.Fatal("the Widget is not there")
+		}
+		w.deleteApp("app")
+		w.awaitAppGone("app")
+		list := &unstructured.UnstructuredList{}
+		list.SetAPIVersion("apiextensions.k8s.io/v1")
+		list.SetKind("CustomResourceDefinitionList")
+		if !w.cluster().watch(list, named("widgets."+group), func(o client.Object) bool { return o == nil }) {
+			t.Fatal("the CRD is still there")
+		}
+	}
 }

@@ -95,6 +95,7 @@ spec: {containers: [{name: c, image: one}]}`)
 	if c := appCondition(ks, "Healthy"); c.Status != metav1.ConditionTrue || !strings.HasPrefix(c.Message, "Health check passed in ") {
 		t.Errorf("Healthy is %s: %s", c.Status, c.Message)
 	}
+	w.awaitEventAbout("app", "Health checks canceled: GitRepository/"+w.ns+"/src has the new revision "+rev)
 }
 
 // TestKustomizationFailsEarly does not wait for an object that has failed for good.

@@ -282,7 +282,7 @@ func TestDeletion(t *testing.T) {
 	for _, name := range []string{"kept", "destroyed", "guarded"} {
 		files[name+"/main.tf"] = localFile(file(name))
 	}
-	w := newWorld(t, files, withMirror(t), withPlanSecrets)
+	w := newWorld(t, files, withMirror(t), withPlanSecrets, inSecrets)
 	for _, name := range []string{"kept", "destroyed", "guarded"} {
 		w.unit(name, fmt.Sprintf("path: ./%s\napprovePlan: auto\nwriteOutputsToSecret: {name: out-%s}\ndestroyResourcesOnDeletion: %v", name, name, name != "kept"))
 	}
@@ -362,7 +362,7 @@ func TestFinalizersOfTheTerraformControllerAreRemoved(t *testing.T) {
 // A namespace that ends takes its units along. With it goes the state, so that a
 // destroy that was asked for cannot be carried out: that is said, and not passed over.
 func TestNamespaceIsDeleted(t *testing.T) {
-	w := newWorld(t, modA())
+	w := newWorld(t, modA(), inSecrets)
 	w.unit("kept", "approvePlan: auto\nwriteOutputsToSecret: {name: out}")
 	w.unit("destroyed", "approvePlan: auto\nretryInterval: 1s\ndestroyResourcesOnDeletion: true")
 	w.output("out", "o", "a")

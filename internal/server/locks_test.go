@@ -13,10 +13,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/config"
 )
 
 // The tests here are about state locks, with the Lease that the kubernetes backend
 // makes.
+
+// inSecrets keeps new states in Secrets, as the Terraform Controller does.
+func inSecrets(c *config.Config) { c.StateBackend = config.StateSecrets }
 
 // lock takes the state lock of a unit as a person at another machine would.
 func (w *world) lock(suffix, id string) {
@@ -44,8 +49,16 @@ func (w *world) lock(suffix, id string) {
 // holder is who holds the state lock of a unit, "" if nobody does.
 func (w *world) holder(suffix string) string {
 	w.t.Helper()
+	var kept v1alpha1.State
+	err := w.client.Get(w.ctx(), client.ObjectKey{Namespace: w.ns, Name: suffix}, &kept)
+	if client.IgnoreNotFound(err) != nil {
+		w.t.Fatal(err)
+	}
+	if err == nil && kept.Status.Lock != nil {
+		return kept.Status.Lock.ID
+	}
 	var lease coordinationv1.Lease
-	err := w.client.Get(w.ctx(), client.ObjectKey{Namespace: w.ns, Name: "lock-tfstate-default-" + suffix}, &lease)
+	err = w.client.Get(w.ctx(), client.ObjectKey{Namespace: w.ns, Name: "lock-tfstate-default-" + suffix}, &lease)
 	if client.IgnoreNotFound(err) != nil {
 		w.t.Fatal(err)
 	}
@@ -84,7 +97,7 @@ func (w *world) follow(name string) func(what string, cond func(*infra.Terraform
 // be broken; before there is a state, and when there is one.
 func TestLockOfAStranger(t *testing.T) {
 	const id = "7c7f2c3e-0000-4000-8000-00000000abcd"
-	w := newWorld(t, modA())
+	w := newWorld(t, modA(), inSecrets)
 	isHeld := func(tf *infra.Terraform) bool {
 		return readyOf(tf).Reason == infra.ReasonLockHeld && tf.Status.Lock.Pending == id && tf.Status.ObservedGeneration == tf.Generation
 	}
@@ -141,7 +154,7 @@ func TestLockOfAStranger(t *testing.T) {
 // plan.lock: false plans beside somebody who holds the lock; what is applied waits
 // for it all the same.
 func TestPlanWithoutTheLock(t *testing.T) {
-	w := newWorld(t, modA())
+	w := newWorld(t, modA(), inSecrets)
 	w.unit("u", "approvePlan: \"\"\nretryInterval: 1s\nplan: {lock: false}")
 	w.awaitPending("u") // init has made the workspace: it takes the lock itself while there is no state
 	w.lock("u", "held")
@@ -161,7 +174,7 @@ func TestPlanWithoutTheLock(t *testing.T) {
 
 // lockTimeout waits for the holder to be done instead of failing.
 func TestLockTimeoutWaitsForTheHolder(t *testing.T) {
-	w := newWorld(t, modA())
+	w := newWorld(t, modA(), inSecrets)
 	w.lock("u", "held")
 	w.unit("u", "approvePlan: auto\ntfstate: {lockTimeout: 2m}")
 	w.await("u", "under way", func(tf *infra.Terraform) bool { return readyOf(tf).Reason == infra.ReasonProgressing })

@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/runtime/events"
@@ -78,21 +79,24 @@ func newManager(cfg config.Config, api *rest.Config) (ctrl.Manager, error) {
 	if cfg.LeaderElection && opts.LeaderElectionNamespace == "" {
 		opts.LeaderElectionNamespace = install.Namespace
 	}
+	opts.Cache.ByObject = map[client.Object]cache.ByObject{}
 	if len(cfg.WatchNamespaces) > 0 {
 		opts.Cache.DefaultNamespaces = map[string]cache.Config{}
 		for _, ns := range cfg.WatchNamespaces {
 			opts.Cache.DefaultNamespaces[ns] = cache.Config{}
 		}
+		// Policies in Terrace's own namespace are for the units of every namespace.
+		everywhere := maps.Clone(opts.Cache.DefaultNamespaces)
+		everywhere[install.Namespace] = cache.Config{}
+		opts.Cache.ByObject[&v1alpha1.Policy{}] = cache.ByObject{Namespaces: everywhere}
 	}
 	if cfg.WatchLabelSelector != "" {
 		selector, err := labels.Parse(cfg.WatchLabelSelector)
 		if err != nil {
 			return nil, fmt.Errorf("read --watch-label-selector: %w", err)
 		}
-		opts.Cache.ByObject = map[client.Object]cache.ByObject{
-			&infra.Terraform{}:           {Label: selector},
-			&kustomizev1.Kustomization{}: {Label: selector},
-			&sourcev1.GitRepository{}:    {Label: selector},
+		for _, o := range []client.Object{&infra.Terraform{}, &kustomizev1.Kustomization{}, &sourcev1.GitRepository{}} {
+			opts.Cache.ByObject[o] = cache.ByObject{Label: selector}
 		}
 	}
 	mgr, err := ctrl.NewManager(api, opts)

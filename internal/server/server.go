@@ -26,10 +26,12 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
 	"github.com/terrace-dev/terrace/internal/controller/gitrepository"
 	"github.com/terrace-dev/terrace/internal/controller/kustomization"
+	"github.com/terrace-dev/terrace/internal/controller/policy"
 	"github.com/terrace-dev/terrace/internal/controller/terraform"
 	"github.com/terrace-dev/terrace/internal/history"
 	"github.com/terrace-dev/terrace/internal/install"
@@ -49,6 +51,8 @@ type Server struct {
 	runs     *run.Executor
 	history  *history.Keeper
 	blobs    *blob.Store
+	states   *states
+	ledger   *audit.Ledger
 	listener net.Listener
 	web      *web
 }
@@ -106,6 +110,19 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 		return nil, err
 	}
 
+	if s.ledger, err = audit.Open(audit.Options{Dir: dir("audit"), KeyFile: dir("keys", "audit.key")}); err != nil {
+		return nil, fmt.Errorf("open the ledger: %w", err)
+	}
+	// What belongs to no run ended with the process that did it; runs are settled with their units.
+	if _, err := s.ledger.Interrupt(ctx, "", "Terrace ended before it did"); err != nil {
+		return nil, err
+	}
+	if s.states, err = openStates(ctx, s, api); err != nil {
+		return nil, err
+	}
+	if err := s.manager.Add(s.states); err != nil {
+		return nil, err
+	}
 	profile, err := isolate(cfg)
 	if err != nil {
 		return nil, err
@@ -153,9 +170,15 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	if err != nil {
 		return nil, err
 	}
+	policies := policy.New(policy.Options{
+		Client: s.manager.GetClient(), Artifacts: artifacts, Namespace: install.Namespace, Concurrent: cfg.Concurrent,
+	})
+	if err := policies.Register(s.manager); err != nil {
+		return nil, err
+	}
 	units, err := terraform.New(terraform.Options{
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: unitRecorder,
-		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, History: s.history, Gate: s.gate, Tool: tool,
+		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, Ledger: s.ledger, History: s.history, Policies: policies, Namespace: install.Namespace, Gate: s.gate, States: s.states.runs(cfg), Tool: tool,
 		Dir: dir("units"), PluginCache: dir("providers"), CLIConfig: cfg.TofuCLIConfig, Isolation: profile,
 		RunTimeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace, Concurrent: cfg.Concurrent,
 		// Either flag is known from one of the controllers that Terrace stands in for; the refusal wins.
@@ -178,6 +201,7 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: appRecorder,
 		Artifacts: artifacts, Blobs: s.blobs, API: api, Dir: dir("kustomizations"), Namespace: install.Namespace, Concurrent: cfg.Concurrent,
 		NoCrossNamespaceRefs: cfg.NoCrossNamespaceRefs, DefaultServiceAccount: cfg.DefaultServiceAccount,
+		Policies: policies, Ledger: s.ledger, OverrideManagers: cfg.OverrideManagers,
 		AllowRemoteBases: cfg.AllowRemoteBases, SOPSAgeSecret: cfg.SOPSAgeSecret,
 		CustomStage: customStage, PruneLimit: cfg.PruneLimit, PruneLimitMin: cfg.PruneLimitMin,
 	})
@@ -208,6 +232,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop()
 	g, serving := errgroup.WithContext(serving)
 	g.Go(func() error { return s.gate.Start(serving) })
+	g.Go(func() error { return s.states.listener.Serve(serving, s.states.handler) })
 	g.Go(func() error { return s.web.serve(serving, s.listener) })
 	g.Go(func() error { return s.manager.Start(serving) })
 	g.Go(func() error { return s.profile(serving) })
@@ -235,6 +260,12 @@ func (s *Server) close() {
 	}
 	if s.blobs != nil {
 		_ = s.blobs.Close()
+	}
+	if s.states != nil {
+		s.states.close()
+	}
+	if s.ledger != nil {
+		_ = s.ledger.Close()
 	}
 }
 

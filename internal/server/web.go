@@ -27,6 +27,7 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
 	"github.com/terrace-dev/terrace/internal/controller/terraform"
@@ -74,9 +75,15 @@ func newWeb(ctx context.Context, s *Server, artifacts *artifact.Store, units *te
 	mux.Handle("GET /api/v1/units/{kind}/{namespace}/{name}/log", w.authenticated(w.log))
 	mux.Handle("GET /api/v1/units/{kind}/{namespace}/{name}/plan", w.authenticated(w.plan))
 	mux.Handle("GET /api/v1/units/{kind}/{namespace}/{name}/glass", w.authenticated(w.openGlass))
+	ledger := w.authenticated(s.ledger.Handler().ServeHTTP)
+	mux.Handle("GET "+audit.Path, ledger)
+	mux.Handle("GET "+audit.Path+"/", ledger)
+	mux.Handle("POST /api/v1/states/rotate-key", w.authenticated(s.rotateKey))
 	mux.Handle("/", artifacts.Handler())
 	w.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
-	return w, writeServerFile(s.config.DataDir, s.Address(), token)
+	return w, writeServerFile(s.config.DataDir, map[string]string{
+		"address": s.Address(), "token": token, "stateAddress": s.states.url, "stateCA": string(s.states.listener.CA()),
+	})
 }
 
 // serverToken is a new token for each process of an embedded control plane. On a
@@ -116,8 +123,8 @@ func serverToken(ctx context.Context, cfg config.Config, reader client.Reader, c
 	return token, nil
 }
 
-func writeServerFile(dir, address, token string) error {
-	content, err := json.Marshal(map[string]string{"address": address, "token": token})
+func writeServerFile(dir string, facts map[string]string) error {
+	content, err := json.Marshal(facts)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", ServerFile, err)
 	}

@@ -67,3 +67,22 @@ func Summarize(payload []byte) (Summary, error) {
 	}
 	return s, nil
 }
+
+// WithSerial returns a payload with another serial and everything else as it is. It is
+// not for a state that OpenTofu encrypts, which has its serial inside as well. The
+// error says that the payload is no JSON object.
+func WithSerial(payload []byte, serial int64) ([]byte, error) {
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(payload, &fields); err != nil {
+		return nil, fmt.Errorf("read state: %w", err)
+	}
+	fields["serial"] = json.RawMessage(fmt.Sprint(serial))
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(fields); err != nil {
+		return nil, fmt.Errorf("write state: %w", err)
+	}
+	return b.Bytes(), nil
+}

@@ -95,6 +95,19 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
+func TestWithSerial(t *testing.T) {
+	got, err := WithSerial([]byte(`{"version":4,"serial":1,"outputs":{"o":{"value":12345678901234567890,"s":"<&>"}}}`), 7)
+	want := `{"outputs":{"o":{"value":12345678901234567890,"s":"<&>"}},"serial":7,"version":4}`
+	if compact := strings.NewReplacer(" ", "", "\n", "").Replace(string(got)); err != nil || compact != want {
+		t.Errorf("%s, %v", got, err)
+	}
+	for _, in := range []string{"", "[]", "{"} {
+		if _, err := WithSerial([]byte(in), 1); err == nil {
+			t.Errorf("%q: no error", in)
+		}
+	}
+}
+
 func TestUncompress(t *testing.T) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)

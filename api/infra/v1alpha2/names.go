@@ -91,7 +91,14 @@ const (
 	// DependsOnAnnotation names objects of any kind that have to be ready first:
 	// "Kind/namespace/name, Kind.group/namespace/name, Kind/name".
 	DependsOnAnnotation = "terrace.dev/depends-on"
+	// DecryptionAnnotation names the Secret, in the object's namespace, with the keys that
+	// decrypt the unit's SOPS files; empty, they stay as they are.
+	DecryptionAnnotation = "terrace.dev/decryption"
 )
+
+// AllowedProvidersAnnotation on a Namespace narrows the providers that the runs of its
+// units may use: patterns as those of --allowed-providers, separated by commas or spaces.
+const AllowedProvidersAnnotation = "terrace.dev/allowed-providers"
 
 // Labels.
 const (

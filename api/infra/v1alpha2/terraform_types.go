@@ -402,6 +402,24 @@ type PlanStatus struct {
 	IsDriftDetectionPlan bool `json:"isDriftDetectionPlan,omitempty"`
 }
 
+// PolicyVerdict is what policies say of a plan, each in one sentence.
+type PolicyVerdict struct {
+	// Digest of the policies that were evaluated.
+	Digest string `json:"digest"`
+
+	// Denied says which policies forbid the plan, and why.
+	// +optional
+	Denied string `json:"denied,omitempty"`
+
+	// NeedsApproval says which policies want a person to approve the plan, and why.
+	// +optional
+	NeedsApproval string `json:"needsApproval,omitempty"`
+
+	// Warnings forbid nothing.
+	// +optional
+	Warnings string `json:"warnings,omitempty"`
+}
+
 // PlanRecord describes a stored plan without its content.
 type PlanRecord struct {
 	// ID is the id that people approve.
@@ -450,6 +468,10 @@ type PlanRecord struct {
 	// Replace is the number of resources that the plan destroys and creates again.
 	// +optional
 	Replace int `json:"replace"`
+
+	// Policy is what policies say of the plan; it is absent when there are none.
+	// +optional
+	Policy *PolicyVerdict `json:"policy,omitempty"`
 
 	// At is the time when the plan was made.
 	// +optional

@@ -13,10 +13,12 @@ import (
 	"time"
 
 	"github.com/fluxcd/pkg/apis/meta"
+	"github.com/fluxcd/pkg/runtime/conditions"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/status"
@@ -34,6 +36,7 @@ const stageTimeout = time.Minute
 func (c *Controller) apply(ctx context.Context, cy *cycle) (status.Result, error) {
 	m, now := cy.mem, c.opts.Clock.Now()
 	if m.attempt != nil && m.attempt.inputs != cy.inputs {
+		c.conclude(ctx, m.attempt, audit.Cancelled, "what came after it took its place")
 		m.attempt = nil // a newer revision ends the old try
 	}
 	if m.attempt == nil {
@@ -45,11 +48,13 @@ func (c *Controller) apply(ctx context.Context, cy *cycle) (status.Result, error
 		}
 		m.attempt = &attempt{inputs: cy.inputs, began: now, drift: drift, changes: map[kube.ID]kube.Change{}}
 		if !drift {
+			tellCanceled(cy)
 			m.healthBegun, m.healthFailed = time.Time{}, ""
 		}
 	} else if m.attempt.failed != nil {
-		if now.Before(m.attempt.retry) && !cy.requested {
-			return status.Wait(quiet, "", m.attempt.retry.Sub(now)), nil
+		// By the interval of now: one that was shortened holds at once.
+		if wait := m.attempt.ended.Add(cy.ks.GetRetryInterval()).Sub(now); wait > 0 && !cy.requested {
+			return status.Wait(quiet, "", wait), nil
 		}
 		m.attempt.failed, m.attempt.began = nil, now
 	}
@@ -69,21 +74,37 @@ func (c *Controller) apply(ctx context.Context, cy *cycle) (status.Result, error
 	m.applied, m.dirty = "", true
 	res, err := c.applyStages(ctx, cy)
 	if err != nil {
-		a.failed, a.retry = err, now.Add(cy.ks.GetRetryInterval())
+		a.failed, a.ended = err, now
+		c.conclude(ctx, a, audit.Failed, "the unit's conditions say why")
 		c.snapshot(cy, status.ReasonOf(err, meta.ReconciliationFailedReason))
 		return status.Result{}, hide(a.build.secrets, c.withLog(err, a))
 	}
 	if !res.IsNext() {
 		return res, nil
 	}
+	c.conclude(ctx, a, audit.Succeeded, "")
 	c.applied(cy, a)
 	return status.Next, nil
+}
+
+// tellCanceled tells that the wait for the health of what was applied before, which the
+// status shows, is over.
+func tellCanceled(cy *cycle) {
+	if cy.mem.healthBegun.IsZero() || cy.mem.healthFailed != "" || !conditions.IsUnknown(cy.base, meta.HealthyCondition) {
+		return
+	}
+	why := "the spec or a variable has changed"
+	if old := cy.base.Status.LastAttemptedRevision; old != cy.artifact.Revision {
+		why = fmt.Sprintf("%s has the new revision %s", describe(cy.ks.Spec.SourceRef, sourceNamespace(cy.ks)), cy.artifact.Revision)
+	}
+	cy.event(corev1.EventTypeNormal, meta.HealthCheckCanceledReason, "Health checks canceled: "+why)
 }
 
 // applyStages applies stage after stage.
 func (c *Controller) applyStages(ctx context.Context, cy *cycle) (status.Result, error) {
 	a := cy.mem.attempt
 	opts := c.applyOptions(cy)
+	opts.Writing = func() error { return c.intend(ctx, cy) }
 	a.held = nil
 	for _, stage := range kube.Stages(a.build.objects, c.opts.CustomStage) {
 		changes, err := cy.client.Apply(ctx, stage, opts)
@@ -110,7 +131,10 @@ func (c *Controller) applyStages(ctx context.Context, cy *cycle) (status.Result,
 }
 
 func (c *Controller) applyOptions(cy *cycle) kube.Options {
-	return kube.Options{Unit: cy.name, Force: cy.ks.Spec.Force, Ignore: kube.IgnoreRules(cy.ks.Spec.Ignore), Verified: cy.mem.verified}
+	return kube.Options{
+		Unit: cy.name, Force: cy.ks.Spec.Force, Ignore: kube.IgnoreRules(cy.ks.Spec.Ignore),
+		Overridden: c.opts.OverrideManagers, Verified: cy.mem.verified,
+	}
 }
 
 // record keeps what happened to an object over the reconciles of an attempt.
@@ -257,7 +281,7 @@ func (c *Controller) drifted(ctx context.Context, cy *cycle) (bool, error) {
 // contested tells whether an object belongs to another unit that wants it as well. As
 // in Flux they take turns, once an interval.
 func (c *Controller) contested(cy *cycle, key kube.Key, r *kube.Record) bool {
-	return r.Unit != cy.name && c.claims.claims(r.Unit, key.ID())
+	return r.Unit != cy.name && c.claims.claims(r.Unit, cy.target, key.ID())
 }
 
 func kindsOf(desired map[kube.Key]string) []schema.GroupVersionKind {
@@ -278,7 +302,7 @@ func (c *Controller) pruneLimit(cy *cycle) status.Result {
 	}
 	stale := without(old, slices.Collect(maps.Keys(cy.mem.built.desired)))
 	stale = slices.DeleteFunc(stale, func(k kube.Key) bool {
-		_, moved := c.claims.claimant(cy.name, k.ID())
+		_, moved := c.claims.claimant(cy.name, cy.target, k.ID())
 		return moved
 	})
 	if len(stale) <= c.opts.PruneLimitMin || len(stale)*100 <= len(old)*c.opts.PruneLimit {
@@ -296,6 +320,7 @@ func (c *Controller) pruneLimit(cy *cycle) status.Result {
 // prune deletes what this revision says no more.
 func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error) {
 	ks, m := cy.ks, cy.mem
+	c.claims.settled(cy.name, c.Wake)
 	desired := slices.Collect(maps.Keys(m.built.desired))
 	old := union(keysOf(ks.Status.Inventory), m.begun)
 	live := listed(desired, keysOf(ks.Status.Inventory), m.held)
@@ -312,7 +337,7 @@ func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error
 	}
 	m.pruneWait = time.Time{}
 	going, kept := c.prunable(ctx, cy, stale)
-	changes, err := cy.client.Prune(ctx, cy.name, going)
+	changes, err := c.pruned(ctx, cy, going, "the revision has them no more")
 	var done []kube.Key
 	var lines []string
 	for _, ch := range changes {
@@ -383,7 +408,7 @@ func (c *Controller) siblingMissing(ctx context.Context, cy *cycle) (fmt.Stringe
 // are in neither: they are its.
 func (c *Controller) prunable(ctx context.Context, cy *cycle, stale []kube.Key) (going, kept []kube.Key) {
 	for _, k := range stale {
-		if other, ok := c.claims.claimant(cy.name, k.ID()); ok {
+		if other, ok := c.claims.claimant(cy.name, cy.target, k.ID()); ok {
 			log(ctx).Info("hand over", "object", kube.Subject(k.ID()), "to", other.String())
 			continue
 		}

@@ -8,28 +8,51 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/apis/meta"
 	"github.com/fluxcd/pkg/runtime/conditions"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/approval"
 	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/mask"
 	"github.com/terrace-dev/terrace/internal/plan"
+	"github.com/terrace-dev/terrace/internal/policy"
 	"github.com/terrace-dev/terrace/internal/status"
 )
 
-// approve holds a unit that asks for approvals until its plan has one. What is applied
-// is what was approved, by content: if it is another by then, that one waits. The plan is made anew at each look for that.
+// approve holds a unit whose plan somebody or something has to agree to, until it is
+// agreed: by a person (terrace.dev/approve: manual), by its counts (terrace.dev/auto-approve), by
+// the time (terrace.dev/apply-window), by policies. What is applied is what was approved, by
+// content: if it is another by then, that one waits. The plan is made anew at each look for that.
 func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, error) {
 	ks, m := cy.ks, cy.mem
-	if ks.Annotations[v1alpha1.ApproveAnnotation] != v1alpha1.ApproveManual {
-		m.approved = ""
+	policies, err := c.opts.Policies.For(ctx, policy.Unit{Kind: kustomizev1.KustomizationKind, Namespace: ks.Namespace, Name: ks.Name, Labels: ks.Labels})
+	if err != nil {
+		return status.Result{}, fmt.Errorf("find the policies: %w", err)
+	}
+	request := approval.Request{
+		ApprovePlan:    infra.ApprovePlanAuto,
+		ApprovedPlan:   ks.Annotations[v1alpha1.ApprovedPlanAnnotation],
+		AutoApprove:    ks.Annotations[v1alpha1.AutoApproveAnnotation],
+		Window:         ks.Annotations[v1alpha1.ApplyWindowAnnotation],
+		Now:            c.opts.Clock.Now(),
+		PolicyOverride: ks.Annotations[v1alpha1.PolicyOverrideAnnotation],
+	}
+	if ks.Annotations[v1alpha1.ApproveAnnotation] == v1alpha1.ApproveManual {
+		request.ApprovePlan = ""
+	} else if request.AutoApprove == "" && request.Window == "" && len(policies) == 0 {
+		m.approved = nil
 		return status.Next, nil
 	}
-	if m.approved == cy.inputs && m.attempt != nil {
+	inputs := cy.inputs + policy.Digest(policies)
+	if m.approved != nil && m.approved.inputs == inputs && m.attempt != nil {
 		return status.Next, nil // on its way already
 	}
 	if m.applied == cy.inputs {
@@ -37,48 +60,103 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 			return status.Next, err
 		}
 	}
-	p, err := c.plan(ctx, cy)
+	p, objects, err := c.plan(ctx, cy)
 	if err != nil {
 		return status.Result{}, err
 	}
 	if !p.HasChanges() {
 		return status.Next, nil
 	}
-	d := approval.Decide(approval.Request{
-		ApprovedPlan: ks.Annotations[v1alpha1.ApprovedPlanAnnotation],
-		Pending:      &approval.Pending{ID: p.ID, Digest: p.Digest},
-	})
+	if len(policies) > 0 {
+		b, err := c.rebuild(ctx, cy)
+		if err != nil {
+			return status.Result{}, err
+		}
+		summary, err := policy.Check(ctx, policies, policy.Input{
+			Unit:    policy.Unit{Kind: kustomizev1.KustomizationKind, Namespace: ks.Namespace, Name: ks.Name, Labels: ks.Labels},
+			Objects: objects, Mask: masker(b.secrets),
+		})
+		if err != nil {
+			return status.Result{}, fmt.Errorf("evaluate the policies: %w", err)
+		}
+		request.Policy = approval.Policy{Denied: policy.Sentence(summary.Denied), NeedsApproval: policy.Sentence(summary.NeedsApproval)}
+		if len(summary.Warnings) > 0 {
+			cy.tellOnce(corev1.EventTypeWarning, v1alpha1.ReasonPolicyWarning, policy.Sentence(summary.Warnings))
+		}
+	}
+	request.Pending = &approval.Pending{
+		ID: p.ID, Digest: p.Digest,
+		Counts: approval.Counts{Create: p.Counts.Create, Update: p.Counts.Update, Delete: p.Counts.Delete, Replace: p.Counts.Replace},
+	}
+	d := approval.Decide(request)
 	if d.Approved {
-		m.approved = cy.inputs
+		ok := &approvedPlan{inputs: inputs, id: p.ID, digest: p.Digest, counts: p.Counts, by: actor(ks, p.ID, d.By)}
+		if err := c.decided(ctx, cy, ok, d.By == approval.ByAnnotation, d.Overridden, request.Policy.Denied); err != nil {
+			return status.Result{}, err
+		}
+		m.approved = ok
 		return status.Next, nil
 	}
+	return c.held(cy, p, d), nil
+}
+
+func masker(secrets []string) *mask.Masker {
+	values := make([][]byte, len(secrets))
+	for i, s := range secrets {
+		values[i] = []byte(s)
+	}
+	return mask.New(values...)
+}
+
+// held says what a plan waits for.
+func (c *Controller) held(cy *cycle, p *plan.Plan, d approval.Decision) status.Result {
+	ks := cy.ks
+	state, reason, after := metav1.ConditionUnknown, v1alpha1.ReasonPlanWaiting, ks.GetRequeueAfter()
 	message := fmt.Sprintf("plan %s waits: %s; approve it with `terrace approve ks/%s -n %s`, or annotate %s: %s",
 		p.ID, p.Counts, ks.Name, ks.Namespace, v1alpha1.ApprovedPlanAnnotation, p.ID)
-	cy.tellOnce(corev1.EventTypeNormal, v1alpha1.ReasonPlanWaiting, message)
+	switch d.Obstacle {
+	case approval.PolicyDenies:
+		state, reason = metav1.ConditionFalse, v1alpha1.ReasonPolicyDenied
+		message = fmt.Sprintf("plan %s (%s) is not applied: %s", p.ID, p.Counts, d.Why)
+	case approval.WindowShut:
+		reason = v1alpha1.ReasonOutsideWindow
+		message = fmt.Sprintf("plan %s (%s) waits: %s", p.ID, p.Counts, d.Why)
+		if !d.WaitUntil.IsZero() {
+			after = min(after, max(d.WaitUntil.Sub(c.opts.Clock.Now()), time.Second))
+		}
+	default:
+		if ks.Annotations[v1alpha1.ApproveAnnotation] != v1alpha1.ApproveManual {
+			message += ": " + d.Why
+		}
+	}
+	cy.tellOnce(corev1.EventTypeNormal, reason, message)
 	// Nobody makes progress until a person does: Reconciling would make tools time out.
-	mark(ks, meta.ReadyCondition, metav1.ConditionUnknown, v1alpha1.ReasonPlanWaiting, message)
+	mark(ks, meta.ReadyCondition, state, reason, message)
 	conditions.Delete(ks, meta.ReconcilingCondition)
 	conditions.Delete(ks, meta.StalledCondition)
 	ks.Status.ObservedGeneration = ks.Generation
-	return status.Wait(told, "", ks.GetRequeueAfter()), nil
+	return status.Wait(told, "", after)
 }
 
-// plan tells what an apply of the build would do, prunes included. It writes nothing.
-func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, error) {
+// plan tells what an apply of the build would do, prunes included, and what it does to each
+// object, those that stay as they are included. It writes nothing.
+func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, []plan.ObjectChange, error) {
 	b, err := c.rebuild(ctx, cy)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	opts := c.applyOptions(cy)
-	var all []plan.ObjectChange
+	var all, same []plan.ObjectChange
 	for _, stage := range kube.Stages(b.objects, c.opts.CustomStage) {
 		changes, err := cy.client.Diff(ctx, stage, opts)
 		if err != nil {
-			return nil, hide(b.secrets, err)
+			return nil, nil, hide(b.secrets, err)
 		}
 		for _, ch := range changes {
 			if oc, ok := ch.Planned(); ok {
 				all = append(all, oc)
+			} else {
+				same = append(same, unchanged(ch, b))
 			}
 		}
 	}
@@ -88,7 +166,7 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, error) {
 		for _, key := range going {
 			r, err := cy.cluster.View.Lookup(ctx, cy.client, key)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			if r != nil && r.Unit == cy.name {
 				all = append(all, plan.ObjectChange{Action: plan.ActionDelete, Before: r.Object().Object})
@@ -97,7 +175,24 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, error) {
 	}
 	p, err := plan.FromObjects(all, plan.Inputs{Revision: cy.artifact.Revision, Key: c.key, Sensitive: b.secrets})
 	if err != nil {
-		return nil, fmt.Errorf("make plan: %w", err)
+		return nil, nil, fmt.Errorf("make plan: %w", err)
 	}
-	return p, nil
+	return p, append(all, same...), nil
+}
+
+// unchanged is an object that stays as it is, or as somebody else wants it.
+func unchanged(ch kube.Change, b *build) plan.ObjectChange {
+	oc := plan.ObjectChange{Action: plan.ActionNoop}
+	for _, o := range []*unstructured.Unstructured{ch.After, ch.Before} {
+		if o != nil {
+			oc.Before, oc.After = o.Object, o.Object
+			return oc
+		}
+	}
+	for _, o := range b.objects {
+		if kube.KeyOf(o) == ch.Key {
+			oc.Before, oc.After = o.Object, o.Object
+		}
+	}
+	return oc
 }

@@ -13,20 +13,23 @@ import (
 	"github.com/terrace-dev/terrace/internal/kube"
 )
 
-// claims tells which unit wants which objects, so that an object that moves from one
-// unit to another in a commit is handed over and not deleted. Before a unit prunes,
-// every other unit of the same source has to have looked at the revision.
+// claims tells which unit wants which objects in which cluster, so that an object that
+// moves from one unit to another in a commit is handed over and not deleted. Before a
+// unit prunes, every other unit of the same source has to have looked at the revision.
 type claims struct {
 	mu    sync.Mutex
 	units map[types.NamespacedName]*claim
 }
 
 type claim struct {
-	source   string
-	revision string // that the unit has looked at last
-	objects  map[kube.ID]bool
-	children []types.NamespacedName // Kustomizations among the objects
-	waiting  bool                   // to prune, until others have looked
+	source     string
+	revision   string // that the unit has looked at last
+	generation int64  // of the unit's spec when it did
+	target     string // the cluster, as cycle.target has it
+	objects    map[kube.ID]bool
+	children   []types.NamespacedName // Kustomizations among the objects, if they are units here
+	pending    bool                   // has children, which it has not applied yet
+	waiting    bool                   // to prune, until others have looked
 }
 
 func newClaims() *claims { return &claims{units: map[types.NamespacedName]*claim{}} }
@@ -39,30 +42,45 @@ func (c *claims) of(name types.NamespacedName) *claim {
 }
 
 // claim notes what a unit wants now.
-func (c *claims) claim(name types.NamespacedName, objects []*unstructured.Unstructured) {
+func (c *claims) claim(name types.NamespacedName, target string, objects []*unstructured.Unstructured) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := c.of(name)
-	u.objects, u.children = map[kube.ID]bool{}, nil
+	u.target, u.objects, u.children = target, map[kube.ID]bool{}, nil
 	for _, o := range objects {
 		id := kube.IDOf(o)
 		u.objects[id] = true
-		if id.GroupKind.Kind == kustomizev1.KustomizationKind && id.GroupKind.Group == kustomizev1.GroupVersion.Group {
+		if target == "" && id.GroupKind.Kind == kustomizev1.KustomizationKind && id.GroupKind.Group == kustomizev1.GroupVersion.Group {
 			u.children = append(u.children, types.NamespacedName{Namespace: id.Namespace, Name: id.Name})
 		}
 	}
+	u.pending = len(u.children) > 0
 }
 
-// looked notes that a unit knows what a revision says to it, and wakes those that
-// waited for that.
-func (c *claims) looked(name types.NamespacedName, source, revision string, wake func(types.NamespacedName)) {
+// settled notes that what a unit wants is applied: its children have their new specs.
+func (c *claims) settled(name types.NamespacedName, wake func(types.NamespacedName)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if u := c.units[name]; u != nil && u.pending {
+		u.pending = false
+		c.wakeLocked(u.source, wake)
+	}
+}
+
+// looked notes that a unit with a generation of its spec knows what a revision says to
+// it, and wakes those that waited for that.
+func (c *claims) looked(name types.NamespacedName, source, revision string, generation int64, wake func(types.NamespacedName)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := c.of(name)
-	if u.source == source && u.revision == revision {
+	if u.source == source && u.revision == revision && u.generation == generation {
 		return
 	}
-	u.source, u.revision = source, revision
+	u.source, u.revision, u.generation = source, revision, generation
+	c.wakeLocked(source, wake)
+}
+
+func (c *claims) wakeLocked(source string, wake func(types.NamespacedName)) {
 	for other, o := range c.units {
 		if o.waiting && o.source == source {
 			o.waiting = false
@@ -79,46 +97,50 @@ func (c *claims) withdraw(name types.NamespacedName) {
 }
 
 // missing returns a unit that has to look at the revision before another may prune,
-// among those that exist and those that others are about to create.
-func (c *claims) missing(name types.NamespacedName, source, revision string, siblings []types.NamespacedName) (types.NamespacedName, bool) {
+// among those that exist, given with the generations of their specs, and those that
+// others are about to create or to change.
+func (c *claims) missing(name types.NamespacedName, source, revision string, siblings map[types.NamespacedName]int64) (types.NamespacedName, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	exist := map[types.NamespacedName]bool{}
-	for _, s := range siblings {
-		exist[s] = true
-		if s != name && (c.units[s] == nil || c.units[s].revision != revision || c.units[s].source != source) {
-			c.of(name).waiting = true
-			return s, true
+	wait := func(who types.NamespacedName) (types.NamespacedName, bool) {
+		c.of(name).waiting = true
+		return who, true
+	}
+	for s, generation := range siblings {
+		if s == name {
+			continue
+		}
+		if u := c.units[s]; u == nil || u.revision != revision || u.source != source || u.generation != generation || u.pending {
+			return wait(s)
 		}
 	}
-	for _, s := range siblings {
+	for s := range siblings {
 		if s == name {
 			continue
 		}
 		for _, child := range c.units[s].children {
-			if child != name && !exist[child] && c.units[child] == nil {
-				c.of(name).waiting = true
-				return child, true
+			if _, exists := siblings[child]; child != name && !exists && c.units[child] == nil {
+				return wait(child)
 			}
 		}
 	}
 	return types.NamespacedName{}, false
 }
 
-// claims tells whether a unit wants an object.
-func (c *claims) claims(name types.NamespacedName, id kube.ID) bool {
+// claims tells whether a unit wants an object of a cluster.
+func (c *claims) claims(name types.NamespacedName, target string, id kube.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := c.units[name]
-	return u != nil && u.objects[id]
+	return u != nil && u.target == target && u.objects[id]
 }
 
-// claimant returns another unit that wants an object.
-func (c *claims) claimant(name types.NamespacedName, id kube.ID) (types.NamespacedName, bool) {
+// claimant returns another unit that wants an object of a cluster.
+func (c *claims) claimant(name types.NamespacedName, target string, id kube.ID) (types.NamespacedName, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for other, u := range c.units {
-		if other != name && u.objects[id] {
+		if other != name && u.target == target && u.objects[id] {
 			return other, true
 		}
 	}

@@ -5,6 +5,7 @@ package kustomization
 
 import (
 	"errors"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/testenv"
@@ -43,7 +45,12 @@ func connected(t *testing.T, env *testenv.Env, ns string) (*Controller, *cycle) 
 	units := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&kustomizev1.Kustomization{}, dependency.BySource, func(o client.Object) []string {
 		return []string{sourceOf(o.(*kustomizev1.Kustomization))}
 	}).Build()
-	c := &Controller{opts: Options{Clock: clocktesting.NewFakeClock(noon), Client: units}, claims: newClaims(), memory: newMemory(), journal: journal{t.TempDir()}}
+	ledger, err := audit.Open(audit.Options{Dir: filepath.Join(t.TempDir(), "audit"), KeyFile: filepath.Join(t.TempDir(), "audit.key")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ledger.Close() })
+	c := &Controller{opts: Options{Clock: clocktesting.NewFakeClock(noon), Client: units, Ledger: ledger}, claims: newClaims(), memory: newMemory(), journal: journal{t.TempDir()}}
 	c.targets = &targets{c: c, local: cluster}
 	ks := &kustomizev1.Kustomization{}
 	ks.Namespace, ks.Name = ns, "a"
@@ -110,11 +117,11 @@ func TestDrifted(t *testing.T) {
 		}, false},
 		"taken away": {"another's label is drift", func(t *testing.T, _ *Controller, cy *cycle, k kube.Key) { relabel(t, cy, k, unitName("b")) }, true},
 		"contested": {"another unit wants it as well: they would repair it without end", func(t *testing.T, c *Controller, cy *cycle, k kube.Key) {
-			c.claims.claim(unitName("b"), []*unstructured.Unstructured{objectOf(k)})
+			c.claims.claim(unitName("b"), "", []*unstructured.Unstructured{objectOf(k)})
 			relabel(t, cy, k, unitName("b"))
 		}, false},
 		"its turn": {"once an interval it is taken back, as in Flux", func(t *testing.T, c *Controller, cy *cycle, k kube.Key) {
-			c.claims.claim(unitName("b"), []*unstructured.Unstructured{objectOf(k)})
+			c.claims.claim(unitName("b"), "", []*unstructured.Unstructured{objectOf(k)})
 			relabel(t, cy, k, unitName("b"))
 			cy.mem.due = noon
 		}, true},
@@ -194,8 +201,8 @@ func TestPruneWaits(t *testing.T) {
 		{"the other has not looked", func() {}, true, "stale@v1"},
 		{"nor has it a while later", func() { clock.Step(handOver - time.Second) }, true, "stale@v1"},
 		{"it has looked and wants the object", func() {
-			c.claims.claim(other, []*unstructured.Unstructured{objectOf(stale)})
-			c.claims.looked(other, sourceOf(cy.ks), "r2", func(types.NamespacedName) {})
+			c.claims.claim(other, "", []*unstructured.Unstructured{objectOf(stale)})
+			c.claims.looked(other, sourceOf(cy.ks), "r2", 0, func(types.NamespacedName) {})
 		}, false, ""},
 	} {
 		step.before()

@@ -41,9 +41,11 @@ import (
 	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/policy"
 	"github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -73,6 +75,10 @@ type Options struct {
 	Artifacts *artifact.Store
 	// Blobs has the key of digests that are shown.
 	Blobs *blob.Store
+	// Policies are what plans have to keep.
+	Policies policy.Set
+	// Ledger records who let what happen.
+	Ledger *audit.Ledger
 	// API is how Terrace reaches the API server that it applies to by default.
 	API *rest.Config
 	// Clock defaults to the real one.
@@ -92,6 +98,9 @@ type Options struct {
 	AllowRemoteBases bool
 	// SOPSAgeSecret is "namespace/name" of a Secret with keys for every unit; may be empty.
 	SOPSAgeSecret string
+	// OverrideManagers are field managers that may set no field of a unit's objects; what
+	// they have set is taken back.
+	OverrideManagers []string
 	// CustomStage are kinds that are applied in a stage of their own before the rest.
 	CustomStage map[schema.GroupKind]struct{}
 	// PruneLimit is the share of a unit's objects, in percent, that a revision may prune
@@ -137,6 +146,7 @@ func New(o Options) (*Controller, error) {
 		journal: journal{filepath.Clean(o.Dir)},
 		wakes:   wakes{out: make(chan event.GenericEvent, 1), pending: map[types.NamespacedName]bool{}},
 	}
+	allowAccounts()
 	if c.targets, err = newTargets(c); err != nil {
 		return nil, err
 	}
@@ -159,6 +169,7 @@ type cycle struct {
 	build    *build // nil when nothing had to be built
 	buildErr error
 
+	target  string // names the cluster: "" for Terrace's own, else by the content of the kubeConfig
 	cluster *kube.Cluster
 	client  *kube.Client
 

@@ -56,29 +56,38 @@ func TestClaimsMissing(t *testing.T) {
 	}{
 		"alone":       {"nobody else uses the source", func(*claims, func(types.NamespacedName)) {}, []types.NamespacedName{a}, types.NamespacedName{}},
 		"unseen":      {"another has never looked", func(*claims, func(types.NamespacedName)) {}, []types.NamespacedName{a, b}, b},
-		"looked":      {"it has looked", func(c *claims, w func(types.NamespacedName)) { c.looked(b, "src", "r2", w) }, []types.NamespacedName{a, b}, types.NamespacedName{}},
-		"behind":      {"it has looked at the one before", func(c *claims, w func(types.NamespacedName)) { c.looked(b, "src", "r1", w) }, []types.NamespacedName{a, b}, b},
-		"elsewhere":   {"it has looked at that of another source", func(c *claims, w func(types.NamespacedName)) { c.looked(b, "other", "r2", w) }, []types.NamespacedName{a, b}, b},
+		"looked":      {"it has looked", func(c *claims, w func(types.NamespacedName)) { c.looked(b, "src", "r2", 0, w) }, []types.NamespacedName{a, b}, types.NamespacedName{}},
+		"behind":      {"it has looked at the one before", func(c *claims, w func(types.NamespacedName)) { c.looked(b, "src", "r1", 0, w) }, []types.NamespacedName{a, b}, b},
+		"elsewhere":   {"it has looked at that of another source", func(c *claims, w func(types.NamespacedName)) { c.looked(b, "other", "r2", 0, w) }, []types.NamespacedName{a, b}, b},
 		"to be made":  {"another is about to make a unit", withChild(b, ks), []types.NamespacedName{a, b}, child},
 		"is being me": {"the unit itself need not look", withChild(b, key("kustomize.toolkit.fluxcd.io/Kustomization", "a")), []types.NamespacedName{b}, types.NamespacedName{}},
 		"exists": {"it is among those that exist by now", func(c *claims, w func(types.NamespacedName)) {
 			withChild(b, ks)(c, w)
-			c.looked(child, "src", "r2", w)
+			c.looked(child, "src", "r2", 0, w)
 		}, []types.NamespacedName{a, b, child}, types.NamespacedName{}},
 		"other source": {"a child with another source has looked at that", func(c *claims, w func(types.NamespacedName)) {
 			withChild(b, ks)(c, w)
-			c.looked(child, "other", "r9", w)
+			c.looked(child, "other", "r9", 0, w)
 		}, []types.NamespacedName{a, b}, types.NamespacedName{}},
-		"no child": {"a kind of the same name in another group is no unit", withChild(b, key("example.com/Kustomization", "child")), []types.NamespacedName{a, b}, types.NamespacedName{}},
+		"no child":      {"a kind of the same name in another group is no unit", withChild(b, key("example.com/Kustomization", "child")), []types.NamespacedName{a, b}, types.NamespacedName{}},
+		"changed since": {"it has looked with another spec", func(c *claims, w func(types.NamespacedName)) { c.looked(b, "src", "r2", 7, w) }, []types.NamespacedName{a, b}, b},
+		"unapplied": {"it has children that have not their new specs yet", func(c *claims, w func(types.NamespacedName)) {
+			withChild(b, key("kustomize.toolkit.fluxcd.io/Kustomization", "a"))(c, w)
+			c.claim(b, "", []*unstructured.Unstructured{objectOf(ks)})
+		}, []types.NamespacedName{a, b}, b},
+		"remote": {"a Kustomization that it makes in another cluster is no unit here", func(c *claims, w func(types.NamespacedName)) {
+			c.claim(b, "kubeconfig", []*unstructured.Unstructured{objectOf(ks)})
+			c.looked(b, "src", "r2", 0, w)
+		}, []types.NamespacedName{a, b}, types.NamespacedName{}},
 		"withdrawn": {"who was suspended has to look anew", func(c *claims, w func(types.NamespacedName)) {
-			c.looked(b, "src", "r2", w)
+			c.looked(b, "src", "r2", 0, w)
 			c.withdraw(b)
 		}, []types.NamespacedName{a, b}, b},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newClaims()
 			tc.before(c, func(types.NamespacedName) {})
-			if who, missing := c.missing(a, "src", "r2", tc.siblings); who != tc.missing || missing != (tc.missing.Name != "") {
+			if who, missing := c.missing(a, "src", "r2", firstSpecs(tc.siblings...)); who != tc.missing || missing != (tc.missing.Name != "") {
 				t.Errorf("%s: misses %v %v, want %v", tc.reason, who, missing, tc.missing)
 			}
 		})
@@ -87,9 +96,19 @@ func TestClaimsMissing(t *testing.T) {
 
 func withChild(parent types.NamespacedName, child kube.Key) func(*claims, func(types.NamespacedName)) {
 	return func(c *claims, wake func(types.NamespacedName)) {
-		c.claim(parent, []*unstructured.Unstructured{objectOf(child)})
-		c.looked(parent, "src", "r2", wake)
+		c.claim(parent, "", []*unstructured.Unstructured{objectOf(child)})
+		c.looked(parent, "src", "r2", 0, wake)
+		c.settled(parent, wake)
 	}
+}
+
+// firstSpecs are units that have never been changed.
+func firstSpecs(names ...types.NamespacedName) map[types.NamespacedName]int64 {
+	out := map[types.NamespacedName]int64{}
+	for _, n := range names {
+		out[n] = 0
+	}
+	return out
 }
 
 func TestClaimsWake(t *testing.T) {
@@ -97,8 +116,8 @@ func TestClaimsWake(t *testing.T) {
 	c := newClaims()
 	var woken []types.NamespacedName
 	wake := func(u types.NamespacedName) { woken = append(woken, u) }
-	c.looked(a, "src", "r2", wake)
-	c.missing(a, "src", "r2", []types.NamespacedName{a, b})
+	c.looked(a, "src", "r2", 0, wake)
+	c.missing(a, "src", "r2", firstSpecs(a, b))
 	for _, step := range []struct {
 		reason           string
 		source, revision string
@@ -110,9 +129,18 @@ func TestClaimsWake(t *testing.T) {
 		{"nobody waits any more", "src", "r3", nil},
 	} {
 		woken = nil
-		c.looked(b, step.source, step.revision, wake)
+		c.looked(b, step.source, step.revision, 0, wake)
 		if !slices.Equal(woken, step.want) {
 			t.Errorf("%s: woke %v", step.reason, woken)
+		}
+	}
+	c.claim(b, "", []*unstructured.Unstructured{objectOf(key("kustomize.toolkit.fluxcd.io/Kustomization", "child"))})
+	c.looked(b, "src", "r2", 0, wake)
+	for _, want := range []int{1, 0} {
+		woken = nil
+		c.missing(a, "src", "r2", firstSpecs(a, b))
+		if c.settled(b, wake); len(woken) != want {
+			t.Errorf("when the children of another have their specs: woke %v, want %d", woken, want)
 		}
 	}
 }
@@ -120,25 +148,30 @@ func TestClaimsWake(t *testing.T) {
 func TestClaimant(t *testing.T) {
 	a, b, x, y := unitName("a"), unitName("b"), key("ConfigMap", "x"), key("ConfigMap", "y")
 	c := newClaims()
-	c.claim(a, []*unstructured.Unstructured{objectOf(x), objectOf(y)})
-	c.claim(b, []*unstructured.Unstructured{objectOf(y)})
+	c.claim(a, "", []*unstructured.Unstructured{objectOf(x), objectOf(y)})
+	c.claim(b, "", []*unstructured.Unstructured{objectOf(y)})
 	check := func(step string, id kube.ID, want types.NamespacedName) {
 		t.Helper()
-		if who, ok := c.claimant(a, id); who != want || ok != (want.Name != "") {
+		if who, ok := c.claimant(a, "", id); who != want || ok != (want.Name != "") {
 			t.Errorf("%s: %s is claimed by %v", step, kube.Subject(id), who)
 		}
 	}
 	check("its own claim does not count", x.ID(), types.NamespacedName{})
 	check("another's does", y.ID(), b)
-	if !c.claims(b, y.ID()) || c.claims(b, x.ID()) || c.claims(unitName("nobody"), x.ID()) {
+	if !c.claims(b, "", y.ID()) || c.claims(b, "", x.ID()) || c.claims(unitName("nobody"), "", x.ID()) {
 		t.Error("who claims what is not told")
 	}
 	other := y
 	other.Kind.Version = "v2"
 	check("whatever the version", other.ID(), b)
-	c.claim(b, nil)
+	c.claim(b, "kubeconfig", []*unstructured.Unstructured{objectOf(y)})
+	check("it wants one of another cluster", y.ID(), types.NamespacedName{})
+	if who, ok := c.claimant(a, "kubeconfig", y.ID()); who != b || !ok || c.claims(b, "", y.ID()) || !c.claims(b, "kubeconfig", y.ID()) {
+		t.Errorf("in the other cluster it is claimed by %v", who)
+	}
+	c.claim(b, "", nil)
 	check("it wants the object no more", y.ID(), types.NamespacedName{})
-	c.claim(b, []*unstructured.Unstructured{objectOf(y)})
+	c.claim(b, "", []*unstructured.Unstructured{objectOf(y)})
 	c.withdraw(b)
 	check("it is gone", y.ID(), types.NamespacedName{})
 	if len(c.units) != 1 {
@@ -420,7 +453,7 @@ func TestPruneLimit(t *testing.T) {
 		"approved": {"a person has agreed to this revision", nil, func(_ *Controller, cy *cycle) { approved(cy, "r2") }, false},
 		"other":    {"or to another one", nil, func(_ *Controller, cy *cycle) { approved(cy, "r1") }, true},
 		"handed on": {"another unit takes them", nil, func(c *Controller, _ *cycle) {
-			c.claims.claim(unitName("b"), []*unstructured.Unstructured{objectOf(x)})
+			c.claims.claim(unitName("b"), "", []*unstructured.Unstructured{objectOf(x)})
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -477,7 +510,7 @@ func TestRekey(t *testing.T) {
 	if _, ok := cy.mem.built.desired[live]; !ok || len(cy.mem.built.desired) != 1 || len(cy.mem.begun) != 0 {
 		t.Errorf("wants %v, has begun %v", cy.mem.built.desired, cy.mem.begun)
 	}
-	if !c.claims.claims(cy.name, live.ID()) || c.claims.claims(cy.name, built.ID()) {
+	if !c.claims.claims(cy.name, "", live.ID()) || c.claims.claims(cy.name, "", built.ID()) {
 		t.Error("it claims the wrong object")
 	}
 }

@@ -30,6 +30,13 @@ import (
 // depend waits for what the unit depends on: the watch of each dependency wakes its
 // dependants.
 func (c *Controller) depend(ctx context.Context, cy *cycle) (status.Result, error) {
+	// Units that are all ready at this moment can be in a circle as well, which the next
+	// commit would show. A new spec is where it begins.
+	if changed := cy.base.Status.ObservedGeneration != cy.ks.Generation || conditions.IsStalled(cy.base); changed && len(dependencies(cy.ks)) > 0 {
+		if res, err := c.circle(ctx, cy); err != nil || !res.IsNext() {
+			return res, err
+		}
+	}
 	for _, ref := range cy.ks.Spec.DependsOn {
 		key := dependencyKey(cy.ks, ref)
 		why, err := c.kustomizationNotReady(ctx, cy, key, ref.ReadyExpr)
@@ -55,12 +62,8 @@ func dependencyKey(ks *kustomizev1.Kustomization, ref kustomizev1.DependencyRefe
 }
 
 func (c *Controller) dependencyWait(ctx context.Context, cy *cycle, why string) (status.Result, error) {
-	cycle, err := c.dependencyCycle(ctx, cy.ks)
-	if err != nil {
-		return status.Result{}, err
-	}
-	if cycle != "" {
-		return status.Stalled(v1alpha1.ReasonDependencyCycle, "dependency cycle: "+cycle+"; remove one dependsOn of it"), nil
+	if res, err := c.circle(ctx, cy); err != nil || !res.IsNext() {
+		return res, err
 	}
 	if c.idle(cy) {
 		// It has nothing to apply, so nothing of it has to come later; but it takes note of
@@ -69,6 +72,15 @@ func (c *Controller) dependencyWait(ctx context.Context, cy *cycle, why string) 
 	}
 	// A kind that is not installed yet tells nobody when it is.
 	return status.Wait(meta.DependencyNotReadyReason, why, cy.ks.GetRetryInterval()), nil
+}
+
+// circle stalls a unit that waits for itself over others.
+func (c *Controller) circle(ctx context.Context, cy *cycle) (status.Result, error) {
+	cycle, err := c.dependencyCycle(ctx, cy.ks)
+	if err != nil || cycle == "" {
+		return status.Next, err
+	}
+	return status.Stalled(v1alpha1.ReasonDependencyCycle, "dependency cycle: "+cycle+"; remove one dependsOn of it"), nil
 }
 
 // idle tells whether the unit is Ready and what it should apply is what it has applied.

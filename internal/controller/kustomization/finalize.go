@@ -6,7 +6,6 @@ package kustomization
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -90,7 +89,13 @@ func deletesObjects(ks *kustomizev1.Kustomization) bool {
 // deleteAll deletes the unit's objects; wait is when to look again because something
 // is still on its way.
 func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) (wait time.Duration, err error) {
-	exists, err := c.accountExists(ctx, cy.ks)
+	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks); err != nil {
+		return 0, err
+	}
+	if cy.target, err = c.targets.name(ctx, cy.ks); err != nil {
+		return 0, err
+	}
+	exists, err := c.accountExists(ctx, cy)
 	if err != nil {
 		return 0, err
 	}
@@ -98,10 +103,6 @@ func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) 
 		cy.event(corev1.EventTypeWarning, meta.PruneFailedReason, fmt.Sprintf("the account %s is gone, so these objects stay:\n%s", c.account(cy.ks), subjects(keys)))
 		return 0, nil
 	}
-	if _, cy.client, err = c.targets.of(ctx, cy.ks); err != nil {
-		return 0, err
-	}
-	cy.cluster = cy.client.Cluster()
 	if c.awaitHandOver(ctx, cy) {
 		return handOver, nil
 	}
@@ -112,7 +113,7 @@ func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) 
 	if len(kept) > 0 {
 		cy.event(corev1.EventTypeWarning, meta.PruneFailedReason, "these objects stay, because others live in them:\n"+subjects(kept))
 	}
-	changes, err := cy.client.Prune(ctx, cy.name, going)
+	changes, err := c.pruned(ctx, cy, going, "the unit was deleted")
 	if err != nil {
 		return 0, err
 	}
@@ -152,9 +153,8 @@ func (c *Controller) awaitHandOver(ctx context.Context, cy *cycle) bool {
 		}
 		return false
 	}
-	siblings := slices.DeleteFunc(c.siblings(ctx, cy), func(n types.NamespacedName) bool { return n == cy.name })
-	c.claims.looked(cy.name, sourceOf(cy.ks), art.Revision, c.Wake)
-	_, missing := c.claims.missing(cy.name, sourceOf(cy.ks), art.Revision, siblings)
+	c.claims.looked(cy.name, sourceOf(cy.ks), art.Revision, cy.ks.Generation, c.Wake)
+	_, missing := c.claims.missing(cy.name, sourceOf(cy.ks), art.Revision, c.siblings(ctx, cy))
 	return missing
 }
 

@@ -14,8 +14,10 @@ import (
 	"time"
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+	"github.com/fluxcd/pkg/cache"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/render/kustomize"
 )
@@ -58,7 +60,9 @@ type unit struct {
 	pruneWait    time.Time     // since when a prune waits for other units
 	held         []kube.Change // objects whose kind is not served
 	news         string        // what was changed and not told yet
-	approved     string        // inputs whose plan is approved and being applied
+	approved     *approvedPlan // that is being applied, nil if nobody has to approve
+
+	tokens *cache.TokenCache // of spec.decryption.serviceAccountName, nil if it names none
 }
 
 // built is what is remembered of a build.
@@ -77,7 +81,8 @@ type attempt struct {
 	held    []kube.Change // objects whose kind is not served
 	drift   bool          // nothing but the cluster has changed
 	failed  error         // why the last try failed
-	retry   time.Time     // when the next one is due
+	ended   time.Time     // when it did
+	intent  *audit.Intent // in the ledger, nil before anything is written
 }
 
 func newMemory() *memory {

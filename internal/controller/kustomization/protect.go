@@ -17,22 +17,23 @@ import (
 	"github.com/terrace-dev/terrace/internal/kube"
 )
 
-// siblings are the other units of a unit's source that are at work.
-func (c *Controller) siblings(ctx context.Context, cy *cycle) []types.NamespacedName {
+// siblings are the units of a unit's source that are at work, with the generations of
+// their specs.
+func (c *Controller) siblings(ctx context.Context, cy *cycle) map[types.NamespacedName]int64 {
 	var list kustomizev1.KustomizationList
 	if err := c.opts.Client.List(ctx, &list, client.MatchingFields{dependency.BySource: sourceOf(cy.ks)}); err != nil {
 		log(ctx).Error(err, "list the units of a source")
 		return nil
 	}
-	var names []types.NamespacedName
+	siblings := map[types.NamespacedName]int64{}
 	for i := range list.Items {
 		ks := &list.Items[i]
 		if ks.Spec.Suspend || !ks.DeletionTimestamp.IsZero() || conditions.IsStalled(ks) {
 			continue
 		}
-		names = append(names, client.ObjectKeyFromObject(ks))
+		siblings[client.ObjectKeyFromObject(ks)] = ks.Generation
 	}
-	return names
+	return siblings
 }
 
 // inhabited says why a namespace must not be pruned, "" if it may, or if the object is

@@ -40,9 +40,13 @@ type build struct {
 // it if so. It comes before the wait for dependencies, so that other units know what
 // this one claims; what is wrong with the build is told after it, as in Flux.
 func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error) {
-	defer c.claims.looked(cy.name, sourceOf(cy.ks), cy.artifact.Revision, c.Wake)
+	defer c.claims.looked(cy.name, sourceOf(cy.ks), cy.artifact.Revision, cy.ks.Generation, c.Wake)
 	vars, fetched, err := c.digestReferences(ctx, cy.ks)
 	if err != nil {
+		cy.buildErr = err
+		return status.Next, nil
+	}
+	if cy.target, err = c.targets.name(ctx, cy.ks); err != nil {
 		cy.buildErr = err
 		return status.Next, nil
 	}
@@ -93,7 +97,7 @@ func (c *Controller) render(ctx context.Context, cy *cycle, vars map[string]stri
 	}
 	if buildErr != nil {
 		cy.buildErr = status.Fail(buildReason(buildErr), hide(secrets, buildErr))
-		c.claims.claim(cy.name, nil)
+		c.claims.claim(cy.name, cy.target, nil)
 		return nil
 	}
 	for _, o := range out.Objects {
@@ -104,7 +108,7 @@ func (c *Controller) render(ctx context.Context, cy *cycle, vars map[string]stri
 	for _, id := range utils.ExtractJobsWithTTL(out.Objects) {
 		m.built.ttlJobs[id] = true
 	}
-	c.claims.claim(cy.name, out.Objects)
+	c.claims.claim(cy.name, cy.target, out.Objects)
 	return nil
 }
 
@@ -152,7 +156,7 @@ func (c *Controller) rekey(cy *cycle, b *build) {
 	m.built.desired = digestsOf(b.objects)
 	if wrong := without(before, slices.Collect(maps.Keys(m.built.desired))); len(wrong) > 0 {
 		c.letGo(cy, wrong)
-		c.claims.claim(cy.name, b.objects)
+		c.claims.claim(cy.name, cy.target, b.objects)
 	}
 }
 
@@ -296,7 +300,7 @@ func (c *Controller) buildInput(ctx context.Context, cy *cycle, fetched referenc
 		}
 		maps.Copy(in.Variables, p.Substitute)
 	}
-	decrypt, err := c.decryptor(ctx, ks, content)
+	decrypt, err := c.decryptor(ctx, cy, content)
 	if err != nil {
 		return in, nil, err
 	}
@@ -322,8 +326,8 @@ func hide(secrets []string, err error) error {
 }
 
 // decryptor returns what decrypts for a unit, nil if it asks for none.
-func (c *Controller) decryptor(ctx context.Context, ks *kustomizev1.Kustomization, content func(reference.Reference) (map[string][]byte, error)) (*sops.Decryptor, error) {
-	d := ks.Spec.Decryption
+func (c *Controller) decryptor(ctx context.Context, cy *cycle, content func(reference.Reference) (map[string][]byte, error)) (*sops.Decryptor, error) {
+	ks, d := cy.ks, cy.ks.Spec.Decryption
 	if d == nil {
 		return nil, nil
 	}
@@ -347,9 +351,13 @@ func (c *Controller) decryptor(ctx context.Context, ks *kustomizev1.Kustomizatio
 			return nil, status.Fail(meta.BuildFailedReason, err)
 		}
 	}
+	identity, err := c.cloudIdentity(ctx, cy)
+	if err != nil {
+		return nil, err
+	}
 	// As in Flux, what is not encrypted in such a file may be edited by hand: who can write
 	// to the repository could put another object there in any case.
-	return sops.New(keys, sops.WithoutMAC()), nil
+	return sops.New(keys, sops.WithoutMAC(), sops.WithIdentity(identity)), nil
 }
 
 // globalAge names the Secret whose keys decrypt for every unit, if there is one.

@@ -37,10 +37,6 @@ func (c *Controller) check(_ context.Context, cy *cycle) (status.Result, error) 
 	if _, err := kube.CompileChecks(cy.ks.Spec.HealthCheckExprs); err != nil {
 		return status.Stalled(meta.InvalidCELExpressionReason, terminal+err.Error()), nil
 	}
-	if d := cy.ks.Spec.Decryption; d != nil && d.ServiceAccountName != "" {
-		return status.Stalled(meta.FeatureGateDisabledReason,
-			"spec.decryption.serviceAccountName is not supported: give the keys in a Secret named by spec.decryption.secretRef"), nil
-	}
 	return status.Next, nil
 }
 

@@ -4,6 +4,7 @@
 package kustomization
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,12 +14,13 @@ import (
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/apis/meta"
 	authutils "github.com/fluxcd/pkg/auth/utils"
+	"github.com/fluxcd/pkg/cache"
 	runtimeclient "github.com/fluxcd/pkg/runtime/client"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/reference"
@@ -37,10 +39,16 @@ type targets struct {
 
 	mu     sync.Mutex
 	remote map[string]*remoteCluster
+	closed bool
 }
 
 type remoteCluster struct {
+	// made is closed when there is a Cluster, or err says why there is none. It is not
+	// waited for with the lock of the targets: a cloud may take its time to let Terrace in.
+	made chan struct{}
 	*kube.Cluster
+	err error
+
 	units map[types.NamespacedName]bool
 	idle  time.Time // since when no unit applies to it, if none does
 }
@@ -58,19 +66,28 @@ func (t *targets) close() {
 	t.local.Close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, r := range t.remote {
-		r.Close()
+	t.closed = true
+	for _, c := range t.remotesLocked() {
+		c.Close()
 	}
+}
+
+// remotesLocked are the remote clusters that are connected.
+func (t *targets) remotesLocked() []*kube.Cluster {
+	var out []*kube.Cluster
+	for _, r := range t.remote {
+		if r.Cluster != nil {
+			out = append(out, r.Cluster)
+		}
+	}
+	return out
 }
 
 // forget ends the interest of a unit that is gone.
 func (t *targets) forget(unit types.NamespacedName) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	clusters := []*kube.Cluster{t.local}
-	for _, r := range t.remote {
-		clusters = append(clusters, r.Cluster)
-	}
+	clusters := append(t.remotesLocked(), t.local)
 	t.useLocked(unit, "")
 	for _, c := range clusters {
 		c.View.Unwatch(unit, nil)
@@ -96,16 +113,28 @@ func (t *targets) of(ctx context.Context, ks *kustomizev1.Kustomization) (*kube.
 	return cluster, k, err
 }
 
+// name names the cluster that a unit applies to: "" for Terrace's own.
+func (t *targets) name(ctx context.Context, ks *kustomizev1.Kustomization) (string, error) {
+	if ks.Spec.KubeConfig == nil {
+		return "", nil
+	}
+	key, _, err := t.kubeConfig(ctx, ks)
+	if err != nil {
+		return "", status.Fail(meta.ReconciliationFailedReason, err)
+	}
+	return key, nil
+}
+
 // account is the user that a unit applies as, "" for Terrace itself.
 func (c *Controller) account(ks *kustomizev1.Kustomization) string {
-	name := ks.Spec.ServiceAccountName
-	if name == "" {
-		name = c.opts.DefaultServiceAccount
+	if name := c.accountName(ks); name != "" {
+		return fmt.Sprintf("system:serviceaccount:%s:%s", ks.Namespace, name)
 	}
-	if name == "" {
-		return ""
-	}
-	return fmt.Sprintf("system:serviceaccount:%s:%s", ks.Namespace, name)
+	return ""
+}
+
+func (c *Controller) accountName(ks *kustomizev1.Kustomization) string {
+	return cmp.Or(ks.Spec.ServiceAccountName, c.opts.DefaultServiceAccount)
 }
 
 // connect returns the cluster of a unit's kubeConfig. One that is known by the same
@@ -115,34 +144,53 @@ func (t *targets) connect(ctx context.Context, ks *kustomizev1.Kustomization) (*
 	if err != nil {
 		return nil, err
 	}
-	return t.share(types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, key, config)
+	return t.share(ctx, types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, key, config)
 }
 
 // share returns the cluster that a key names, for a unit, and makes it if nobody uses
-// it yet. Those that have been without a unit for long are closed.
-func (t *targets) share(unit types.NamespacedName, key string, config func() (*rest.Config, error)) (*kube.Cluster, error) {
+// it yet; who comes meanwhile waits for it. Those that have been without a unit for
+// long are closed.
+func (t *targets) share(ctx context.Context, unit types.NamespacedName, key string, config func() (*rest.Config, error)) (*kube.Cluster, error) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	r, known := t.remote[key]
+	if !known {
+		r = &remoteCluster{made: make(chan struct{}), units: map[types.NamespacedName]bool{}}
+		t.remote[key] = r
+	}
 	t.useLocked(unit, key)
-	for k, r := range t.remote {
-		if k != key && len(r.units) == 0 && t.c.opts.Clock.Since(r.idle) > idleCluster {
-			r.Close()
+	for k, other := range t.remote {
+		if len(other.units) == 0 && other.Cluster != nil && t.c.opts.Clock.Since(other.idle) > idleCluster {
+			other.Close()
 			delete(t.remote, k)
 		}
 	}
-	if r, ok := t.remote[key]; ok {
-		return r.Cluster, nil
+	t.mu.Unlock()
+	if !known {
+		t.open(key, r, config)
 	}
+	select {
+	case <-r.made:
+		return r.Cluster, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// open connects to a cluster. What fails is forgotten: the next try begins anew.
+func (t *targets) open(key string, r *remoteCluster, config func() (*rest.Config, error)) {
 	made, err := config()
-	if err != nil {
-		return nil, err
+	var cluster *kube.Cluster
+	if err == nil {
+		cluster, err = kube.NewCluster(made, owner, t.c.Wake)
 	}
-	cluster, err := kube.NewCluster(made, owner, t.c.Wake)
-	if err != nil {
-		return nil, err
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	defer close(r.made)
+	if r.Cluster, r.err = cluster, err; err != nil {
+		delete(t.remote, key)
+	} else if t.closed {
+		cluster.Close()
 	}
-	t.remote[key] = &remoteCluster{Cluster: cluster, units: map[types.NamespacedName]bool{unit: true}}
-	return cluster, nil
 }
 
 // useLocked notes that a unit applies to the cluster of a key, and to no other.
@@ -205,8 +253,12 @@ func (t *targets) kubeConfig(ctx context.Context, ks *kustomizev1.Kustomization)
 			return "", nil, fmt.Errorf("unable to read KubeConfig ConfigMap '%s': it does not exist", cm.Key())
 		}
 		return "configmap " + ks.Namespace + " " + digest, func() (*rest.Config, error) {
-			// What it returns asks for a new token by itself when the old one expires.
-			made, err := authutils.GetRESTConfig(context.WithoutCancel(ctx), *ref, ks.Namespace, t.c.opts.Client)
+			tokens, err := cache.NewTokenCache(cachedTokens)
+			if err != nil {
+				return nil, fmt.Errorf("keep tokens: %w", err)
+			}
+			// What it returns fetches a new token by itself when the old one expires.
+			made, err := authutils.GetRESTConfig(context.WithoutCancel(ctx), *ref, ks.Namespace, defaultAccount{t.c.opts.Client, t.c.opts.DefaultServiceAccount}, t.c.tokenOptions(tokens, ks.Namespace, ks.Name)...)
 			if err != nil {
 				return nil, fmt.Errorf("connect by ConfigMap '%s': %w", cm.Key(), err)
 			}
@@ -231,20 +283,21 @@ func kubeConfigIn(name types.NamespacedName, ref *meta.SecretKeyReference, conte
 	return nil, fmt.Errorf("KubeConfig secret '%s' does not contain a 'value' key with a kubeconfig", name)
 }
 
-// accountExists tells whether the account that a unit applies as is there. What is
-// gone can prune nothing, and must not keep the unit from being deleted.
-func (c *Controller) accountExists(ctx context.Context, ks *kustomizev1.Kustomization) (bool, error) {
-	name := ks.Spec.ServiceAccountName
-	if name == "" {
-		name = c.opts.DefaultServiceAccount
-	}
+// accountExists tells whether the account that a unit applies as is there, in the
+// cluster that it applies to. What is gone can prune nothing, and must not keep the unit
+// from being deleted.
+func (c *Controller) accountExists(ctx context.Context, cy *cycle) (bool, error) {
+	name := c.accountName(cy.ks)
 	if name == "" {
 		return true, nil
 	}
-	var sa corev1.ServiceAccount
-	err := c.opts.Reader.Get(ctx, types.NamespacedName{Namespace: ks.Namespace, Name: name}, &sa)
-	if err == nil {
-		return true, nil
+	k, err := cy.cluster.Client("")
+	if err != nil {
+		return false, err
 	}
-	return false, client.IgnoreNotFound(err)
+	o, err := k.Get(ctx, corev1.SchemeGroupVersion.WithKind("ServiceAccount"), cy.ks.Namespace, name)
+	if apierrors.IsForbidden(err) {
+		return true, nil // a kubeconfig need not be allowed to look; the deletion tells
+	}
+	return o != nil, err
 }

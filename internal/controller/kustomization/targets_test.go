@@ -4,6 +4,7 @@
 package kustomization
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ func TestShare(t *testing.T) {
 	made := 0
 	share := func(unit, key string) *kube.Cluster {
 		t.Helper()
-		cluster, err := tg.share(unitName(unit), key, func() (*rest.Config, error) {
+		cluster, err := tg.share(t.Context(), unitName(unit), key, func() (*rest.Config, error) {
 			made++
 			return &rest.Config{Host: "http://127.0.0.1:1"}, nil
 		})
@@ -69,8 +70,64 @@ func TestShare(t *testing.T) {
 	if r := tg.remote["y"]; len(r.units) != 0 || !r.idle.Equal(clock.Now()) {
 		t.Errorf("units %v, idle since %v", r.units, r.idle)
 	}
-	if _, err := tg.share(unitName("a"), "z", func() (*rest.Config, error) { return nil, errors.New("no kubeconfig") }); err == nil || tg.remote["z"] != nil {
+	if _, err := tg.share(t.Context(), unitName("a"), "z", func() (*rest.Config, error) { return nil, errors.New("no kubeconfig") }); err == nil || tg.remote["z"] != nil {
 		t.Errorf("a kubeconfig that cannot be read: %v", err)
+	}
+}
+
+// TestShareWhileConnecting lets nobody wait for a cluster but those who apply to it: a
+// cloud may take its time to let Terrace in.
+func TestShareWhileConnecting(t *testing.T) {
+	c := &Controller{opts: Options{Clock: clocktesting.NewFakeClock(noon)}}
+	local, err := kube.NewCluster(&rest.Config{Host: "http://127.0.0.1:3"}, owner, func(types.NamespacedName) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tg := &targets{c: c, local: local, remote: map[string]*remoteCluster{}}
+	t.Cleanup(tg.close)
+	asked, let := make(chan struct{}), make(chan error)
+	slow := func() (*rest.Config, error) {
+		asked <- struct{}{}
+		return &rest.Config{Host: "http://127.0.0.1:1"}, <-let
+	}
+	type answer struct {
+		cluster *kube.Cluster
+		err     error
+	}
+	share := func(unit string) chan answer {
+		out := make(chan answer, 1)
+		go func() {
+			cluster, err := tg.share(t.Context(), unitName(unit), "slow", slow)
+			out <- answer{cluster, err}
+		}()
+		return out
+	}
+	first := share("a")
+	<-asked // and not let in yet
+	if _, err := tg.share(t.Context(), unitName("b"), "other", func() (*rest.Config, error) { return &rest.Config{Host: "http://127.0.0.1:2"}, nil }); err != nil {
+		t.Fatal(err)
+	}
+	tg.forget(unitName("b"))
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tg.share(late, unitName("c"), "slow", slow); !errors.Is(err, context.Canceled) {
+		t.Errorf("who may not wait any longer: %v", err)
+	}
+	let <- errors.New("not you")
+	if a := <-first; a.err == nil || tg.remote["slow"] != nil {
+		t.Errorf("refused: %v, remembered %v", a.err, tg.remote["slow"])
+	}
+	// The next try begins anew, and who comes meanwhile has the same cluster.
+	first = share("a")
+	<-asked
+	second := share("b")
+	let <- nil
+	a, b := <-first, <-second
+	if a.err != nil || b.err != nil || a.cluster == nil || a.cluster != b.cluster {
+		t.Errorf("%v and %v, the same: %v", a.err, b.err, a.cluster == b.cluster)
+	}
+	if r := tg.remote["slow"]; !r.units[unitName("a")] || !r.units[unitName("b")] {
+		t.Errorf("used by %v", r.units)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/reference"
 )
@@ -50,6 +51,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		Watches(&sourcev1.GitRepository{}, c.units.Wake(dependency.BySource, sourcev1.GitRepositoryKind), builder.WithPredicates(dependency.ArtifactChanged)).
 		Watches(&sourcev1.OCIRepository{}, c.units.Wake(dependency.BySource, sourcev1.OCIRepositoryKind), builder.WithPredicates(dependency.ArtifactChanged)).
 		Watches(&sourcev1.Bucket{}, c.units.Wake(dependency.BySource, sourcev1.BucketKind), builder.WithPredicates(dependency.ArtifactChanged)).
+		Watches(&v1alpha1.Policy{}, c.units.WakeNamespace(c.opts.Namespace), builder.WithPredicates(dependency.ContentChanged)).
 		Watches(&sourcev1.ExternalArtifact{}, c.units.Wake(dependency.BySource, sourcev1.ExternalArtifactKind), builder.WithPredicates(dependency.ArtifactChanged)).
 		WatchesMetadata(&corev1.Secret{}, c.units.Wake(dependency.ByReference, reference.Secret), builder.WithPredicates(dependency.ContentChanged)).
 		WatchesMetadata(&corev1.ConfigMap{}, c.units.Wake(dependency.ByReference, reference.ConfigMap), builder.WithPredicates(dependency.ContentChanged)).

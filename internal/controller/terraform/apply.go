@@ -13,6 +13,7 @@ import (
 	tfjson "github.com/hashicorp/terraform-json"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
@@ -35,7 +36,7 @@ type applied struct {
 // apply is the work of an apply: the stored plan file, or nothing.
 func (c *Controller) apply(j *job, rec infra.PlanRecord) doFunc {
 	return func(ctx context.Context, r *run.Run) (any, error) {
-		a := &applied{attempt: j.attempt, plan: &rec, approvedBy: j.approvedBy, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
+		a := &applied{attempt: j.attempt, plan: &rec, approvedBy: j.actor.Name, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
 		a.revision = rec.Revision
 		return a, j.masked(c.runApply(ctx, r, j, rec, a))
 	}
@@ -56,11 +57,17 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 	if err := c.extractPlan(ctx, rec.Blob, file); err != nil {
 		return err
 	}
-	err = s.again(ctx, "apply", func() error {
-		return s.Apply(ctx, tofu.ApplyOptions{Plan: file, Parallelism: int(j.tf.Spec.Parallelism), LockTimeout: lockTimeout(j.tf)})
+	err = c.recorded(ctx, r, applyEntry(j, rec), func() error {
+		err := s.again(ctx, "apply", func() error {
+			return s.Apply(ctx, tofu.ApplyOptions{Plan: file, Parallelism: int(j.tf.Spec.Parallelism), LockTimeout: lockTimeout(j.tf)})
+		})
+		if err != nil {
+			return s.rescue(ctx, err)
+		}
+		return nil
 	})
 	if err != nil {
-		return s.rescue(ctx, err)
+		return err
 	}
 	return s.readBack(ctx, a)
 }
@@ -128,11 +135,14 @@ func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job) error {
 		return err
 	}
 	s.run.Step("destroy", 0)
-	err = s.Apply(ctx, tofu.ApplyOptions{Plan: opts.Out, Parallelism: opts.Parallelism, LockTimeout: opts.LockTimeout})
-	if err != nil {
-		return s.rescue(ctx, err)
-	}
-	return nil
+	entry := audit.Entry{Actor: itself, Action: audit.Destroy, Unit: j.unit.String(), Revision: j.revision, Detail: "the object was deleted"}
+	return c.recorded(ctx, r, entry, func() error {
+		err := s.Apply(ctx, tofu.ApplyOptions{Plan: opts.Out, Parallelism: opts.Parallelism, LockTimeout: opts.LockTimeout})
+		if err != nil {
+			return s.rescue(ctx, err)
+		}
+		return nil
+	})
 }
 
 // rescue looks after the state of an apply that failed: what the tool could not
@@ -154,8 +164,8 @@ func (s *session) rescue(ctx context.Context, cause error) error {
 // tool has just written through the gate, or, where it is elsewhere or encrypted,
 // by asking the tool.
 func (s *session) readBack(ctx context.Context, a *applied) error {
-	if s.access != nil {
-		if payload, ok := s.access.LastState(); ok {
+	if s.door != nil {
+		if payload, ok := s.door.LastState(); ok {
 			if st, ok := parseState(payload); ok {
 				a.outputs, a.inventory = st.outputs(), st.inventory()
 				return nil

@@ -35,14 +35,17 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/dependency"
+	"github.com/terrace-dev/terrace/internal/policy"
 	references "github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/run/isolation"
 	"github.com/terrace-dev/terrace/internal/state/gate"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
+	"github.com/terrace-dev/terrace/internal/tofu/provider"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
 )
 
@@ -62,10 +65,18 @@ type Options struct {
 	Blobs *blob.Store
 	// Runs executes plans and applies.
 	Runs *run.Executor
+	// Policies are what plans have to keep.
+	Policies policy.Set
+	// Namespace is Terrace's own: a policy there is for the units of all namespaces.
+	Namespace string
+	// Ledger records who let what happen.
+	Ledger *audit.Ledger
 	// History keeps a record of runs.
 	History History
 	// Gate lets a run reach its own state Secret and nothing else.
 	Gate *gate.Gate
+	// States is the state service; nil when there is none, and states are in Secrets.
+	States *States
 	// Tool is the tofu or terraform that runs.
 	Tool *tofu.Tool
 	// Clock defaults to the real one.
@@ -79,6 +90,10 @@ type Options struct {
 	// Isolation is what the processes of every run may do, beside what is in the unit's own
 	// directory.
 	Isolation isolation.Profile
+	// AllowedProviders are patterns of the providers that runs may use; none allows all.
+	AllowedProviders []string
+	// SOPSAgeSecret is "namespace/name" of a Secret with age keys for every unit; may be empty.
+	SOPSAgeSecret string
 	// RunTimeout bounds one run, one hour if zero.
 	RunTimeout time.Duration
 	// Grace is what a run has between SIGINT and SIGKILL, one minute if zero.
@@ -107,6 +122,7 @@ type Controller struct {
 	reaches         *cache[reachKey, *reached]
 	hasher          *workdir.Hasher
 	cliConfigDigest string
+	allowed         provider.List
 	wake            chan event.GenericEvent
 	started         atomic.Int64 // plans, so that each has an id of its own
 	units           dependency.Units
@@ -136,7 +152,7 @@ func New(o Options) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read CLI configuration: %w", err)
 	}
-	return &Controller{
+	c := &Controller{
 		opts:            o,
 		writer:          status.NewWriter[*infra.Terraform](o.Client, infra.FieldManager),
 		refs:            references.NewReader(o.Metadata, o.Reader, key),
@@ -147,7 +163,11 @@ func New(o Options) (*Controller, error) {
 		wake:            make(chan event.GenericEvent, 1024),
 		memory:          newMemory(),
 		units:           dependency.NewUnits(o.Client, &infra.TerraformList{}),
-	}, nil
+	}
+	if c.allowed, err = provider.ParseList(c.registry(), o.AllowedProviders); err != nil {
+		return nil, fmt.Errorf("read the providers that are allowed: %w", err)
+	}
+	return c, nil
 }
 
 // cycle is what the phases of one reconcile share.

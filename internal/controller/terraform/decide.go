@@ -37,6 +37,10 @@ type step struct {
 	after time.Duration // when to look again by time alone; zero: never
 	by    string        // applyPlan: who approved
 	say   string        // awaitApproval: the message of the Ready condition
+	// obstacle is what the plan waits for besides an approval.
+	obstacle approval.Obstacle
+	// overridden tells that a policy denied the plan that is applied.
+	overridden bool
 }
 
 // facts are what decide needs to know besides the object.
@@ -48,6 +52,8 @@ type facts struct {
 	haveOutputs bool
 	// havePlan tells that the pending plan is still in the blob store.
 	havePlan bool
+	// policies is the digest of the policies that are in force.
+	policies string
 }
 
 // decide says what is to be done with a unit whose source, dependencies and
@@ -82,20 +88,18 @@ func decide(tf *infra.Terraform, f facts) step {
 		if st.LastPlan == nil || st.LastPlan.ID != st.Plan.Pending || !f.havePlan {
 			return step{do: makePlan, why: "pending plan is not in the store"}
 		}
-		d := approval.Decide(approval.Request{
-			ApprovePlan:  tf.Spec.ApprovePlan,
-			ApprovedPlan: tf.Annotations[v1alpha1.ApprovedPlanAnnotation],
-			Force:        tf.Spec.Force,
-			PlanOnly:     tf.Spec.PlanOnly,
-			Pending: &approval.Pending{
-				ID: st.LastPlan.ID, Digest: st.LastPlan.Digest, RevisionID: st.LastPlan.RevisionID,
-				Destroy: st.LastPlan.Destroy, Drift: st.LastPlan.Drift,
-			},
-		})
-		if d.Approved {
-			return step{do: applyPlan, why: d.Why, by: d.By}
+		if policyDigest(st.LastPlan) != f.policies {
+			return step{do: makePlan, why: "policies changed"}
 		}
-		return step{do: awaitApproval, why: d.Why, say: d.Message}
+		d := approval.Decide(request(tf, f.now))
+		if d.Approved {
+			return step{do: applyPlan, why: d.Why, by: d.By, overridden: d.Overridden}
+		}
+		s := step{do: awaitApproval, why: d.Why, say: d.Message, obstacle: d.Obstacle}
+		if !d.WaitUntil.IsZero() {
+			s.after = max(d.WaitUntil.Sub(f.now), time.Second)
+		}
+		return s
 	}
 
 	due, ok := driftDue(tf)
@@ -106,6 +110,30 @@ func decide(tf *infra.Terraform, f facts) step {
 		return step{do: rest, why: "nothing has changed", after: wait}
 	}
 	return step{do: checkDrift, why: "drift check is due"}
+}
+
+// request is what an approval of the pending plan rests on.
+func request(tf *infra.Terraform, now time.Time) approval.Request {
+	rec := tf.Status.LastPlan
+	r := approval.Request{
+		ApprovePlan:    tf.Spec.ApprovePlan,
+		ApprovedPlan:   tf.Annotations[v1alpha1.ApprovedPlanAnnotation],
+		Force:          tf.Spec.Force,
+		PlanOnly:       tf.Spec.PlanOnly,
+		Replanned:      tf.Status.LastPlannedGeneration == tf.Generation,
+		AutoApprove:    tf.Annotations[v1alpha1.AutoApproveAnnotation],
+		Window:         tf.Annotations[v1alpha1.ApplyWindowAnnotation],
+		Now:            now,
+		PolicyOverride: tf.Annotations[v1alpha1.PolicyOverrideAnnotation],
+		Pending: &approval.Pending{
+			ID: rec.ID, Digest: rec.Digest, RevisionID: rec.RevisionID, Destroy: rec.Destroy, Drift: rec.Drift,
+			Counts: approval.Counts{Create: rec.Create, Update: rec.Update, Delete: rec.Delete, Replace: rec.Replace},
+		},
+	}
+	if p := rec.Policy; p != nil {
+		r.Policy = approval.Policy{Denied: p.Denied, NeedsApproval: p.NeedsApproval}
+	}
+	return r
 }
 
 // decideDriftOnly serves approvePlan: disable, which looks for drift and never

@@ -153,7 +153,7 @@ func (c *Controller) recordLast(ctx context.Context, cy *cycle, st run.State) er
 	var intr *run.InterruptedError
 	if errors.As(st.Err, &intr) {
 		tf.Status.RunningID = ""
-		return c.releaseOwnLock(ctx, intr.Interruption)
+		return c.settleInterruption(ctx, intr.Interruption)
 	}
 	if g, ok := st.Result.(*glass); ok && g.session != nil {
 		g.session.close()

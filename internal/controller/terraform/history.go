@@ -24,14 +24,20 @@ type History interface {
 // maxRunMessage bounds the message of a Run, in bytes; the log has the rest.
 const maxRunMessage = 2 << 10
 
-// keepRun records a run in the history before the status forgets it: so a crash between
+// keepRun records a run in the history, and a plan in the ledger, before the status forgets it: so a crash between
 // the two records it twice, by the same name, and never not at all.
 func (c *Controller) keepRun(ctx context.Context, cy *cycle, st run.State) error {
 	r := runRecord(cy.base, st)
 	if r == nil {
 		return nil
 	}
-	return c.opts.History.Record(ctx, r)
+	if err := c.opts.History.Record(ctx, r); err != nil {
+		return err
+	}
+	if p, ok := st.Result.(*planned); ok && p.record != nil {
+		return c.append(ctx, planEntry(cy.base, p, st))
+	}
+	return nil
 }
 
 // runRecord is what is kept of a run: nil for one that found nothing and that nobody asked

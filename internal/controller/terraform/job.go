@@ -10,7 +10,9 @@ import (
 	"time"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/mask"
+	"github.com/terrace-dev/terrace/internal/policy"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
 )
@@ -47,8 +49,11 @@ type job struct {
 	inputs *inputs
 	mask   *mask.Masker
 	drift  bool
-	// approvedBy is who approved the plan that is applied, for the record.
-	approvedBy string
+	// policies are what a plan has to keep.
+	policies     []*policy.Policy
+	policyDigest string
+	// actor is who let the plan be applied, for the records.
+	actor audit.Actor
 	// readOutputs asks a plan without changes for the outputs, because nothing knows them.
 	readOutputs bool
 }

@@ -41,6 +41,8 @@ type inputs struct {
 	CLIConfig []byte `json:"cliConfig,omitempty"`
 	// Files are the file mappings with their content.
 	Files []workdir.Mapping `json:"files,omitempty"`
+	// Decrypted are SOPS files of the artifact, by their names in it, as the run finds them.
+	Decrypted map[string][]byte `json:"decrypted,omitempty"`
 	// Secrets are the values to be masked in every text.
 	Secrets [][]byte `json:"secrets,omitempty"`
 }
@@ -50,7 +52,9 @@ type inputs struct {
 func (c *Controller) load(ctx context.Context, cy *cycle) (*inputs, error) {
 	tf := cy.tf
 	l := loader{tf: tf, data: cy.fetched, in: &inputs{Vars: map[string]json.RawMessage{}, Env: map[string]string{}}}
+	given := map[reference]bool{} // to the run; the keys of SOPS files are not
 	for _, u := range uses(tf) {
+		given[u.reference] = given[u.reference] || u.field != decryptionField
 		if _, ok := l.data[u.reference]; ok {
 			continue
 		}
@@ -81,8 +85,11 @@ func (c *Controller) load(ctx context.Context, cy *cycle) (*inputs, error) {
 			return nil, status.Fail(step.reason, err)
 		}
 	}
+	if err := c.decrypt(ctx, cy, l.in); err != nil {
+		return nil, err
+	}
 	for ref, content := range l.data {
-		if ref.Kind == kindSecret {
+		if ref.Kind == kindSecret && given[ref] {
 			for _, k := range slices.Sorted(maps.Keys(content)) {
 				l.in.Secrets = append(l.in.Secrets, content[k])
 			}

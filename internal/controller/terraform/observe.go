@@ -66,7 +66,7 @@ func (c *Controller) checkHealth(ctx context.Context, cy *cycle) (time.Duration,
 		if err != nil {
 			out = outputs{}
 		}
-		go c.runHealthChecks(u, tf.Spec.HealthChecks, out, want)
+		go c.runHealthChecks(u, tf.Spec.HealthChecks, out, tf.Status.InputsBlob, want)
 	}
 	if last == nil {
 		if !healthPassed(tf, want) && isReady(tf) {
@@ -115,22 +115,32 @@ func healthPassed(tf *infra.Terraform, what string) bool {
 	return false
 }
 
-func (c *Controller) runHealthChecks(u run.Unit, checks []infra.HealthCheck, out outputs, what string) {
+func (c *Controller) runHealthChecks(u run.Unit, checks []infra.HealthCheck, out outputs, inputsBlob, what string) {
 	err := checkAll(context.Background(), checks, out)
 	if err != nil {
-		var secrets [][]byte
-		for _, o := range out {
-			if o.Sensitive {
-				secrets = append(secrets, o.Value)
-			}
-		}
-		err = errors.New(mask.New(secrets...).String(err.Error()))
+		err = errors.New(mask.New(c.healthSecrets(inputsBlob, out)...).String(err.Error()))
 	}
 	c.memory.with(u, func(m *unitMemory) {
 		m.health.running = false
 		m.health.last = &healthResult{what: what, err: err, at: c.opts.Clock.Now()}
 	})
 	c.Wake(u)
+}
+
+// healthSecrets are what the error of a health check must not show: an address can be made
+// of outputs, and an output that is not marked be made of what the unit was given.
+func (c *Controller) healthSecrets(inputsBlob string, out outputs) [][]byte {
+	var secrets [][]byte
+	if in, err := c.unsealInputs(context.Background(), inputsBlob); err == nil {
+		secrets = in.Secrets
+	}
+	for _, o := range out {
+		var v any
+		if o.Sensitive && json.Unmarshal(o.Value, &v) == nil {
+			secrets = leaves(secrets, v)
+		}
+	}
+	return secrets
 }
 
 func checkAll(ctx context.Context, checks []infra.HealthCheck, out outputs) error {

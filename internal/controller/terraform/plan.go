@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
@@ -53,7 +54,7 @@ func (c *Controller) runPlan(ctx context.Context, r *run.Run, j *job, p *planned
 	}
 	file := filepath.Join(s.Tmp, "tfplan")
 	stream := filepath.Join(s.Tmp, "plan.jsonl")
-	withValues := needsValues(j.tf) || !c.opts.Tool.JSONInto()
+	withValues := needsValues(j.tf) || len(j.policies) > 0 || !c.opts.Tool.JSONInto()
 	opts := planOptions(j.tf, s.prepared.Module, j.reach)
 	opts.Out = file
 	if !withValues {
@@ -89,6 +90,9 @@ func (c *Controller) runPlan(ctx context.Context, r *run.Run, j *job, p *planned
 func needsValues(tf *infra.Terraform) bool {
 	if tf.Spec.PlanOnly || needsWebhooks(tf) || tf.Spec.StoreReadablePlan == infra.ReadablePlanJSON {
 		return true
+	}
+	if tf.Annotations[v1alpha1.AutoApproveAnnotation] != "" {
+		return true // it may come to an approval
 	}
 	return tf.Spec.ApprovePlan != infra.ApprovePlanAuto && !tf.Spec.Force
 }
@@ -187,7 +191,7 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 		// revisions means; a later one of the same revision could differ.
 		p.record.RevisionID = plan.RevisionID(j.revision)
 	}
-	return nil
+	return j.judge(ctx, planJSON, p.record)
 }
 
 func countsOf(r *infra.PlanRecord) string {

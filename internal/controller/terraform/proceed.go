@@ -33,6 +33,11 @@ func (c *Controller) proceed(ctx context.Context, cy *cycle) (status.Result, err
 			return status.Result{}, err
 		}
 	}
+	if tf.Status.Plan.Pending != "" {
+		if _, f.policies, err = c.policiesOf(ctx, tf); err != nil {
+			return status.Result{}, err
+		}
+	}
 	s := decide(tf, f)
 	log(ctx).V(1).Info("decided", "action", s.do, "why", s.why, "revision", cy.artifact.Revision)
 	switch s.do {
@@ -41,11 +46,11 @@ func (c *Controller) proceed(ctx context.Context, cy *cycle) (status.Result, err
 		return c.startPlan(ctx, cy, s)
 	case applyPlan:
 		log(ctx).Info("start apply", "plan", tf.Status.Plan.Pending, "approvedBy", s.by, "revision", cy.artifact.Revision)
-		return c.startApply(ctx, cy, s.by)
+		return c.startApply(ctx, cy, s)
 	case awaitApproval:
 		c.unchanged(cy)
-		c.await(tf, s.say)
-		return status.Wait("", "", 0), nil
+		c.await(tf, s)
+		return status.Wait("", "", s.after), nil
 	case giveUp:
 		res := status.Stalled(infra.ReasonRetryLimitReached, infra.MessageRetryLimitReached)
 		res.After = s.after
@@ -65,8 +70,18 @@ func (c *Controller) hasBlob(ctx context.Context, d string) (bool, error) {
 }
 
 // await says that a plan waits. A plan that repairs drift keeps Ready False: the
-// world is not what the spec asks for.
-func (c *Controller) await(tf *infra.Terraform, message string) {
+// world is not what the spec asks for. So does one that a policy denies: somebody has to act.
+func (c *Controller) await(tf *infra.Terraform, s step) {
+	message := s.say
+	switch s.obstacle {
+	case approval.PolicyDenies:
+		notReady(tf, v1alpha1.ReasonPolicyDenied, message)
+		return
+	case approval.WindowShut:
+		mark(tf, infra.ConditionReady, metav1.ConditionUnknown, v1alpha1.ReasonOutsideWindow, message)
+		unmark(tf, infra.ConditionReconciling, infra.ConditionStalled)
+		return
+	}
 	if tf.Status.Plan.IsDriftDetectionPlan && !tf.Spec.PlanOnly {
 		notReady(tf, infra.ReasonDriftDetected, fmt.Sprintf("Drift detected: %s. %s", countsOf(tf.Status.LastPlan), message))
 		return
@@ -129,6 +144,9 @@ func (c *Controller) startPlan(ctx context.Context, cy *cycle, s step) (status.R
 		}
 	}
 	j := c.newJob(cy, in)
+	if j.policies, j.policyDigest, err = c.policiesOf(ctx, tf); err != nil {
+		return status.Result{}, err
+	}
 	kind := run.Plan
 	if s.do == checkDrift {
 		kind = run.Drift
@@ -157,7 +175,7 @@ func (c *Controller) inputsFailed(cy *cycle, err error) (status.Result, error) {
 // startApply hands the pending plan to the executor. That it begins is written
 // before it can have an effect: without the record, a crash in the middle would
 // look like a plan that was never approved.
-func (c *Controller) startApply(ctx context.Context, cy *cycle, by string) (status.Result, error) {
+func (c *Controller) startApply(ctx context.Context, cy *cycle, s step) (status.Result, error) {
 	tf := cy.tf
 	rec := tf.Status.LastPlan
 	in, err := c.load(ctx, cy)
@@ -176,9 +194,11 @@ func (c *Controller) startApply(ctx context.Context, cy *cycle, by string) (stat
 		return status.Wait("", "", 0), nil // the write lost a race; the newer object decides
 	}
 	j := c.newJob(cy, in)
-	j.approvedBy = by
-	if who := v1alpha1.Approver(tf.Annotations, rec.ID); who != "" && by != approval.ByAuto && by != approval.ByForce {
-		j.approvedBy = who
+	j.actor = approver(tf, rec.ID, s.by)
+	for _, e := range approveEntries(tf, *rec, j.actor, s) {
+		if err := c.append(ctx, e); err != nil {
+			return status.Result{}, err
+		}
 	}
 	c.start(cy, j, run.Apply, "apply-"+rec.ID+"-"+rec.Blob, c.apply(j, *rec))
 	return status.Wait("", "", 0), nil
@@ -199,7 +219,7 @@ func undone(j *job, kind run.Kind, id string) any {
 	case id == glassID:
 		return &glass{attempt: j.attempt}
 	case kind == run.Apply, kind == run.Destroy:
-		return &applied{attempt: j.attempt, approvedBy: j.approvedBy, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
+		return &applied{attempt: j.attempt, approvedBy: j.actor.Name, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
 	default:
 		return &planned{attempt: j.attempt, drift: j.drift}
 	}

@@ -74,6 +74,7 @@ func uses(tf *infra.Terraform) []use {
 		}
 		add(kindSecret, namespace, r.Name, "cliConfigSecretRef", false, infra.ReasonNewFailed)
 	}
+	add(kindSecret, ns, decryptionSecret(tf).Name, decryptionField, false, infra.ReasonNewFailed)
 	for _, e := range tf.Spec.RunnerPodTemplate.Spec.Env {
 		addSource(add, ns, e.ValueFrom, "runnerPodTemplate.spec.env["+e.Name+"]", infra.ReasonNewFailed)
 	}
@@ -129,6 +130,13 @@ func (c *Controller) resolve(ctx context.Context, cy *cycle) (status.Result, err
 			return status.Wait(u.reason, fmt.Sprintf("read %s for %s: it does not exist", u.reference, u.field), 0), nil
 		}
 		digests[u.reference.String()+" "+strings.Join(u.keys, ",")] = d
+	}
+	global, err := c.globalDigest(ctx, cy)
+	if err != nil {
+		return status.Result{}, err
+	}
+	if global != "" {
+		digests["--sops-age-secret"] = global
 	}
 	cy.inputDigest = c.inputDigest(tf, cy.reach.digest, digests)
 	return status.Next, nil

@@ -20,7 +20,6 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/run"
-	"github.com/terrace-dev/terrace/internal/state/gate"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
@@ -42,8 +41,7 @@ type session struct {
 	run      *run.Run
 	dir      *workdir.Dir
 	prepared *workdir.Prepared
-	access   *gate.Access // nil when the state is not in a Secret of ours
-	scope    gate.Scope
+	door     door   // nil when the state is not kept by Terrace
 	unlocked string // the lock that was removed by force
 	capture  *capture
 	// note tells a person what was decided about the backend.
@@ -70,6 +68,10 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	if s.dir, err = workdir.OpenDir(c.unitDir(j.unit)); err != nil {
 		return nil, status.Fail(infra.ReasonNewFailed, err)
 	}
+	s.showBackend()
+	if err := s.checkProviders(ctx, tree); err != nil {
+		return nil, err
+	}
 	files, err := s.files(tree)
 	if err != nil {
 		return nil, err
@@ -79,7 +81,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	}
 	// A plan may read only; but a state that is still to be written comes first.
 	_, unwritten := os.Stat(s.erroredState())
-	backend, err := s.backend(write || unwritten == nil)
+	backend, err := s.backend(ctx, write || unwritten == nil)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +94,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 		}
 	}
 	s.prepared, err = s.dir.Prepare(workdir.Request{
-		Source: tree, Reach: j.reach, Hasher: c.hasher, Files: files, Mappings: j.inputs.Files, CLIConfig: cli,
+		Source: tree, Reach: j.reach, Hasher: c.hasher, Files: files, Decrypted: j.inputs.Decrypted, Mappings: j.inputs.Files, CLIConfig: cli,
 		Init: workdir.Init{Tool: c.opts.Tool.Digest, PluginCache: c.opts.PluginCache, Upgrade: upgrades(j.tf)},
 	})
 	if err != nil {
@@ -105,15 +107,18 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	}
 	name, value := r.Mark()
 	env[name] = value
+	if s.door != nil {
+		maps.Copy(env, s.door.env())
+		if err := s.door.open(); err != nil {
+			return nil, status.Failf(infra.ReasonInitFailed, "give the run its state: %w", err)
+		}
+	}
 	s.Session = &tofu.Session{
 		Tool: c.opts.Tool, Dir: s.prepared.Module, DataDir: s.prepared.DataDir, Home: s.prepared.Home, Tmp: s.prepared.Tmp,
 		Env: env, CLIConfig: s.prepared.CLIConfig, PluginCache: c.opts.PluginCache,
 		Isolation: c.opts.Isolation.With(nil, []string{s.dir.Path()}),
 		Output:    s.capture, Grace: j.grace(c.opts.Grace), Mask: j.mask.String,
 		Started: func(p tofu.Process) error { return r.Started(p.PID, p.StartTime, p.Subcommand) },
-	}
-	if err := s.writeKubeconfig(); err != nil {
-		return nil, err
 	}
 	if err := s.unlockBeforeInit(ctx); err != nil {
 		return nil, err
@@ -126,12 +131,13 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 
 // close takes the run's door to the state away and removes what may hold secrets.
 func (s *session) close() {
-	if s.access != nil {
-		s.access.Revoke()
+	if s.door != nil {
+		s.door.Revoke()
 		s.releaseLeftLock()
+		s.door.close()
 	}
 	if s.dir != nil {
-		_ = os.Remove(s.kubeconfig())
+		s.hideBackend()
 		_ = s.dir.Scrub()
 		_ = s.dir.Close()
 	}
@@ -188,9 +194,9 @@ func (s *session) kubeconfig() string {
 	return filepath.Join(s.dir.Path(), "state.kubeconfig")
 }
 
-// backend decides where the state is. A state in a Secret is reached through the
-// gate, which lets this run see this state and nothing else.
-func (s *session) backend(write bool) (map[string][]byte, error) {
+// backend decides where the state is. One that Terrace keeps is reached through a door,
+// which lets this run see this state and nothing else.
+func (s *session) backend(ctx context.Context, write bool) (map[string][]byte, error) {
 	tf := s.job.tf
 	var b workdir.Backend
 	switch cfg := tf.Spec.BackendConfig; {
@@ -209,19 +215,16 @@ func (s *session) backend(write bool) (map[string][]byte, error) {
 	case cfg != nil && cfg.CustomConfiguration != "":
 		s.cloud = cloudBlock.MatchString(cfg.CustomConfiguration)
 		b.Custom = cfg.CustomConfiguration
+	case cfg != nil && cfg.ConfigPath != "":
+		b.Kubernetes = &workdir.KubernetesBackend{
+			SecretSuffix: cfg.SecretSuffix, Namespace: tf.Namespace, ConfigPath: cfg.ConfigPath, Labels: cfg.Labels,
+		}
 	default:
-		b.Kubernetes = &workdir.KubernetesBackend{SecretSuffix: tf.Name, Namespace: tf.Namespace, ConfigPath: s.kubeconfig()}
-		if cfg != nil {
-			b.Kubernetes.SecretSuffix, b.Kubernetes.Labels = cfg.SecretSuffix, cfg.Labels
-			if cfg.ConfigPath != "" {
-				b.Kubernetes.ConfigPath = cfg.ConfigPath
-			}
+		var err error
+		if s.door, err = s.openDoor(ctx, write); err != nil {
+			return nil, err
 		}
-		if b.Kubernetes.ConfigPath == s.kubeconfig() {
-			if err := s.grant(b.Kubernetes.SecretSuffix, write); err != nil {
-				return nil, err
-			}
-		}
+		b = s.door.backend()
 	}
 	hcl, err := b.HCL()
 	if err != nil {
@@ -238,30 +241,6 @@ const cloudType = "cloud"
 
 // cloudBlock finds a cloud block in the body of a terraform block.
 var cloudBlock = regexp.MustCompile(`(?m)^\s*cloud\s*\{`)
-
-func (s *session) grant(suffix string, write bool) error {
-	s.scope = gate.Scope{
-		Namespace: s.job.tf.Namespace, Suffix: suffix, Workspace: s.job.tf.WorkspaceName(), Write: write, Run: s.run.ID(),
-		// The journal knows the lock before the tool knows that it has it.
-		OnLock: func(id string) error { return s.run.Record(map[string]string{factLock: id, factSuffix: suffix}) },
-	}
-	access, err := s.c.opts.Gate.Grant(s.scope)
-	if err != nil {
-		return status.Failf(infra.ReasonInitFailed, "give the run its state: %w", err)
-	}
-	s.access = access
-	return nil
-}
-
-func (s *session) writeKubeconfig() error {
-	if s.access == nil {
-		return nil
-	}
-	if err := os.WriteFile(s.kubeconfig(), s.access.Kubeconfig, 0o600); err != nil {
-		return status.Failf(infra.ReasonInitFailed, "give the run its state: %w", err)
-	}
-	return nil
-}
 
 // init runs init if what it depends on has changed since it last succeeded, and
 // selects the workspace.
@@ -285,6 +264,9 @@ func (s *session) init(ctx context.Context) error {
 		if err := s.dir.InitDone(s.prepared); err != nil {
 			return status.Fail(infra.ReasonInitFailed, err)
 		}
+	}
+	if err := s.checkLocked(ctx); err != nil {
+		return err
 	}
 	if !s.cloud { // a cloud block names its workspaces itself
 		if err := s.SelectWorkspace(ctx, s.job.tf.WorkspaceName()); err != nil {

@@ -141,7 +141,7 @@ func (c *Controller) cancelIfAsked(cy *cycle) {
 // recordInterruption looks after a unit whose run ended with the process that
 // carried it. None of the run's processes lives any more.
 func (c *Controller) recordInterruption(ctx context.Context, cy *cycle, intr run.Interruption) (status.Result, error) {
-	if err := c.releaseOwnLock(ctx, intr); err != nil {
+	if err := c.settleInterruption(ctx, intr); err != nil {
 		return status.Result{}, err
 	}
 	cy.event(corev1.EventTypeWarning, infra.ReasonInterrupted, fmt.Sprintf(
@@ -150,6 +150,18 @@ func (c *Controller) recordInterruption(ctx context.Context, cy *cycle, intr run
 		return status.Next, nil
 	}
 	return c.recover(cy)
+}
+
+// settleInterruption does what the run itself would have done at its end: its lock is
+// given back, and its intents in the ledger have an outcome.
+func (c *Controller) settleInterruption(ctx context.Context, intr run.Interruption) error {
+	if err := c.releaseOwnLock(ctx, intr); err != nil {
+		return err
+	}
+	if _, err := c.opts.Ledger.Interrupt(ctx, intr.Run, "Terrace ended before the run did"); err != nil {
+		return fmt.Errorf("write the ledger: %w", err)
+	}
+	return nil
 }
 
 // recover takes back what the status says of an apply that nobody carries out any

@@ -90,6 +90,8 @@ type reached struct {
 	// config is the digest of the configuration files alone. What a provisioner runs can
 	// depend on a local value, which no description of a plan shows.
 	config string
+	// encrypted are the SOPS files among the files.
+	encrypted []string
 }
 
 // reachKey names one reading; the same artifact, path and variable files always
@@ -115,7 +117,11 @@ func (c *Controller) reach(dir, artifactDigest string, tf *infra.Terraform) (*re
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", tf.Spec.Path, err)
 	}
-	r := &reached{Reach: reach, digest: digest, config: config}
+	encrypted, err := encryptedFiles(dir, reach)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", tf.Spec.Path, err)
+	}
+	r := &reached{Reach: reach, digest: digest, config: config, encrypted: encrypted}
 	c.reaches.Add(key, r)
 	return r, nil
 }

@@ -12,13 +12,15 @@ import (
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/state"
 	"github.com/terrace-dev/terrace/internal/state/gate"
+	"github.com/terrace-dev/terrace/internal/state/store"
 	"github.com/terrace-dev/terrace/internal/status"
 )
 
 // Facts of a run's journal by which its lock is found after a crash.
 const (
 	factLock      = "lock"
-	factSuffix    = "stateSuffix"
+	factSuffix    = "stateSuffix" // of a state in a Secret
+	factState     = "state"       // the name of one in the state service
 	factWorkspace = "workspace"
 )
 
@@ -39,14 +41,14 @@ func lockToBreak(tf *infra.Terraform) string {
 	return ""
 }
 
-// unlockBeforeInit removes the lock of a state in a Secret. It has to be done before
-// init, which meets the lock itself while there is no state yet.
+// unlockBeforeInit removes the lock of a state that Terrace keeps. It has to be done
+// before init, which meets the lock itself while there is no state yet.
 func (s *session) unlockBeforeInit(ctx context.Context) error {
 	id := lockToBreak(s.job.tf)
-	if id == "" || s.access == nil {
+	if id == "" || s.door == nil {
 		return nil
 	}
-	if err := s.c.opts.Gate.ReleaseLock(ctx, s.scope, id); err != nil {
+	if err := s.door.release(ctx, id); err != nil {
 		return status.Failf(infra.ReasonLockHeld, "remove state lock %s: %w", id, err)
 	}
 	s.unlocked = id
@@ -71,13 +73,13 @@ func (s *session) forceUnlock(ctx context.Context) (string, error) {
 // back: after the grace period, for want of memory, by a provisioner. The access is
 // revoked, so nothing that may still live can write the state any more.
 func (s *session) releaseLeftLock() {
-	id := s.access.LockID()
+	id := s.door.LockID()
 	if id == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), pushTimeout)
 	defer cancel()
-	if err := s.c.opts.Gate.ReleaseLock(ctx, s.scope, id); err != nil && !errors.Is(err, state.ErrLocked) {
+	if err := s.door.release(ctx, id); err != nil && !errors.Is(err, state.ErrLocked) {
 		fmt.Fprintf(s.run.Output(), "terrace: remove the state lock %s that the run left: %v\n", id, err)
 	}
 }
@@ -90,8 +92,14 @@ func (c *Controller) releaseOwnLock(ctx context.Context, intr run.Interruption) 
 	if id == "" {
 		return nil
 	}
-	scope := gate.Scope{Namespace: intr.Unit.Namespace, Suffix: intr.Facts[factSuffix], Workspace: intr.Facts[factWorkspace]}
-	if err := c.opts.Gate.ReleaseLock(ctx, scope, id); err != nil && !errors.Is(err, state.ErrLocked) {
+	var err error
+	if name := intr.Facts[factState]; name != "" {
+		err = releaseInService(ctx, c.opts.States, store.Key{Namespace: intr.Unit.Namespace, Name: name}, id)
+	} else {
+		scope := gate.Scope{Namespace: intr.Unit.Namespace, Suffix: intr.Facts[factSuffix], Workspace: intr.Facts[factWorkspace]}
+		err = c.opts.Gate.ReleaseLock(ctx, scope, id)
+	}
+	if err != nil && !errors.Is(err, state.ErrLocked) {
 		return fmt.Errorf("remove the state lock %s of an interrupted run: %w", id, err)
 	}
 	return nil

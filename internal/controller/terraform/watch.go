@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/dependency"
 	"github.com/terrace-dev/terrace/internal/graph"
 )
@@ -53,6 +54,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		Watches(&sourcev1.Bucket{}, c.units.Wake(dependency.BySource, sourcev1.BucketKind), builder.WithPredicates(dependency.ArtifactChanged)).
 		WatchesMetadata(&corev1.Secret{}, c.units.Wake(dependency.ByReference, kindSecret), builder.WithPredicates(dependency.ContentChanged)).
 		WatchesMetadata(&corev1.ConfigMap{}, c.units.Wake(dependency.ByReference, kindConfigMap), builder.WithPredicates(dependency.ContentChanged)).
+		Watches(&v1alpha1.Policy{}, c.units.WakeNamespace(c.opts.Namespace), builder.WithPredicates(dependency.ContentChanged)).
 		WatchesRawSource(source.Channel(c.wake, &handler.EnqueueRequestForObject{})).
 		Build(c)
 	if err != nil {

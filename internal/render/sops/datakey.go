@@ -158,5 +158,5 @@ func (d *Decryptor) noKey(m *metadata, need int, failed []string) error {
 	if len(failed) > 0 {
 		msg += "; tried in vain: " + strings.Join(failed, "; ")
 	}
-	return fmt.Errorf("%w: %s; %s", ErrNoKey, msg, d.keys.describe())
+	return fmt.Errorf("%w: %s; %s", ErrNoKey, msg, d.keys.describe(d.setting))
 }

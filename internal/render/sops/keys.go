@@ -280,12 +280,18 @@ func decodeUTF16(b []byte) []byte {
 	return []byte(string(utf16.Decode(units)))
 }
 
-// describe says what keys there are.
-func (k *Keys) describe() string {
+// Remote tells that there are credentials of a service that is asked for keys. It can be
+// called on nil.
+func (k *Keys) Remote() bool {
+	return k != nil && (k.vaultToken != "" || k.aws != nil || k.gcp != nil || k.azure != nil)
+}
+
+// describe says what keys there are; setting is where a person names a Secret.
+func (k *Keys) describe(setting string) string {
 	var parts []string
 	switch {
 	case k.secret == "" && k.global == "":
-		return "no Secret with keys is given; set spec.decryption.secretRef"
+		return "no Secret with keys is given; set " + setting
 	case k.secret != "" && len(k.has) == 0:
 		parts = append(parts, fmt.Sprintf("Secret %s is empty; %s", k.secret, wantedName))
 	case k.secret != "":

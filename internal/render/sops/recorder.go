@@ -30,7 +30,7 @@ func (r *Recorder) File(ctx context.Context, name string, content []byte) ([]byt
 		return plain, err
 	}
 	var before, after any
-	if yaml.Unmarshal(content, &before) == nil && yaml.Unmarshal(plain, &after) == nil && isTree(before) {
+	if yaml.Unmarshal(content, &before) == nil && yaml.Unmarshal(plain, &after) == nil && isTree(before) && isTree(after) {
 		r.compare(before, after)
 		return plain, nil
 	}

@@ -45,6 +45,23 @@ func TestRecorderCompares(t *testing.T) {
 	}
 }
 
+// A file that is encrypted as a whole need not be a tree when it is decrypted.
+func TestRecorderKeepsTheValuesOfABinaryFile(t *testing.T) {
+	id, group := newAge(t)
+	keys, err := NewKeys("ns/keys", map[string][]byte{"a.agekey": []byte(id.String())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Recorder{Decryptor: New(keys)}
+	content := seal(t, "binary", "password = \"correct horse\"\n", nil, group)
+	if _, err := r.File(t.Context(), "prod.tfvars", content); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Secrets(); !slices.Contains(got, "correct horse") {
+		t.Errorf("the value is not kept: %q", got)
+	}
+}
+
 func TestRecorderLines(t *testing.T) {
 	r := &Recorder{}
 	r.lines([]byte("A=ENC\nB=plain\n[ENC]"), []byte("A=\"hunter2\"\nB=plain\nwhole line"))

@@ -22,6 +22,7 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/cloud"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	"github.com/Azure/azure-sdk-for-go/sdk/security/keyvault/azkeys"
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -111,15 +112,17 @@ func refused(status int, message string) error {
 }
 
 // shown returns a text of a stranger as far as it fits a message.
-func shown(message string) string {
+func shown(message string) string { return shownUpTo(200, message) }
+
+func shownUpTo(n int, message string) string {
 	message = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
 	}, message)
-	if len(message) > 200 {
-		message = strings.ToValidUTF8(message[:200], "") + "…"
+	if len(message) > n {
+		message = strings.ToValidUTF8(message[:n], "") + "…"
 	}
 	return message
 }
@@ -136,7 +139,7 @@ var arn = regexp.MustCompile(`^arn:aws[\w-]*:kms:([a-z0-9-]+):[0-9]+:(?:key|alia
 
 // unwrapAWS asks AWS KMS, in the role that the file names if it names one.
 func (d *Decryptor) unwrapAWS(ctx context.Context, k masterKey) ([]byte, error) {
-	if d.keys.aws == nil && !d.environment {
+	if d.keys.aws == nil && d.identity == nil && !d.environment {
 		return nil, errNotHere
 	}
 	m := arn.FindStringSubmatch(k.raw.Arn)
@@ -149,9 +152,17 @@ func (d *Decryptor) unwrapAWS(ctx context.Context, k masterKey) ([]byte, error) 
 	}
 	region := m[1]
 	var creds aws.CredentialsProvider
-	if c := d.keys.aws; c != nil {
+	switch {
+	case d.keys.aws != nil:
+		c := d.keys.aws
 		creds = credentials.NewStaticCredentialsProvider(c.ID, c.Secret, c.Token)
-	} else {
+	case d.identity != nil:
+		value, err := d.identity.AWS(region).Retrieve(ctx)
+		if err != nil {
+			return nil, d.identity.refused(err)
+		}
+		creds = credentials.StaticCredentialsProvider{Value: value}
+	default:
 		cfg, err := awsconfig.LoadDefaultConfig(ctx, awsconfig.WithRegion(region))
 		if err != nil {
 			return nil, errors.New("the process has no credentials of AWS")
@@ -231,7 +242,8 @@ func (d *Decryptor) gcpTokens() (oauth2.TokenSource, error) {
 	ctx := context.WithValue(context.Background(), oauth2.HTTPClient, d.http)
 	var creds *google.Credentials
 	var err error
-	if d.keys.gcp != nil {
+	switch {
+	case d.keys.gcp != nil:
 		var c struct {
 			Type google.CredentialsType `json:"type"`
 		}
@@ -239,7 +251,9 @@ func (d *Decryptor) gcpTokens() (oauth2.TokenSource, error) {
 			return nil, errors.New("the credentials are not JSON")
 		}
 		creds, err = google.CredentialsFromJSONWithType(ctx, d.keys.gcp, c.Type, scopeGCP)
-	} else {
+	case d.identity != nil:
+		creds = &google.Credentials{TokenSource: d.identity.GCP}
+	default:
 		creds, err = google.FindDefaultCredentials(ctx, scopeGCP)
 	}
 	if err != nil {
@@ -254,7 +268,7 @@ var resourceID = regexp.MustCompile(`^projects/[^/?#]+/locations/[^/?#]+/keyRing
 
 // unwrapGCP asks GCP KMS.
 func (d *Decryptor) unwrapGCP(ctx context.Context, k masterKey) ([]byte, error) {
-	if d.keys.gcp == nil && !d.environment {
+	if d.keys.gcp == nil && d.identity == nil && !d.environment {
 		return nil, errNotHere
 	}
 	if !resourceID.MatchString(k.raw.Resource) {
@@ -266,6 +280,9 @@ func (d *Decryptor) unwrapGCP(ctx context.Context, k masterKey) ([]byte, error) 
 	}
 	token, err := tokens.Token()
 	if err != nil {
+		if d.keys.gcp == nil && d.identity != nil {
+			return nil, d.identity.refused(err)
+		}
 		var r *oauth2.RetrieveError
 		if errors.As(err, &r) && r.Response != nil {
 			return nil, fmt.Errorf("get a token: %w", refused(r.Response.StatusCode, r.ErrorCode))
@@ -352,12 +369,16 @@ func (d *Decryptor) azureCredential() (azcore.TokenCredential, error) {
 	}
 	var cred azcore.TokenCredential
 	var err error
-	if c := d.keys.azure; c != nil {
+	switch {
+	case d.keys.azure != nil:
+		c := d.keys.azure
 		cred, err = c.credential(d.http)
 		if errors.Is(err, errManaged) && d.environment {
 			cred, err = azidentity.NewManagedIdentityCredential(&azidentity.ManagedIdentityCredentialOptions{ID: azidentity.ClientID(c.ClientID)})
 		}
-	} else {
+	case d.identity != nil:
+		cred = identityCredential{d.identity}
+	default:
 		cred, err = azidentity.NewDefaultAzureCredential(nil)
 	}
 	if err != nil {
@@ -369,7 +390,7 @@ func (d *Decryptor) azureCredential() (azcore.TokenCredential, error) {
 
 // unwrapAzure asks Azure Key Vault. Its client gives a token only to vaults of Azure.
 func (d *Decryptor) unwrapAzure(ctx context.Context, k masterKey) ([]byte, error) {
-	if d.keys.azure == nil && !d.environment {
+	if d.keys.azure == nil && d.identity == nil && !d.environment {
 		return nil, errNotHere
 	}
 	if !strings.HasPrefix(k.raw.VaultURL, "https://") {
@@ -392,7 +413,10 @@ func (d *Decryptor) unwrapAzure(ctx context.Context, k masterKey) ([]byte, error
 	if err != nil {
 		var r *azcore.ResponseError
 		var a *azidentity.AuthenticationFailedError
+		var i *identityError
 		switch {
+		case errors.As(err, &i):
+			return nil, i
 		case errors.As(err, &r):
 			return nil, refused(r.StatusCode, r.ErrorCode)
 		case errors.As(err, &a):
@@ -401,4 +425,25 @@ func (d *Decryptor) unwrapAzure(ctx context.Context, k masterKey) ([]byte, error
 		return nil, noAnswer(err)
 	}
 	return out.Result, nil
+}
+
+// identityError says that the account of WithIdentity was given no token.
+type identityError struct{ text string }
+
+func (e *identityError) Error() string { return e.text }
+
+// refused says why: mostly it is an annotation that the account lacks.
+func (id *Identity) refused(err error) error {
+	return &identityError{fmt.Sprintf("get a token as %s: %s", id.Name, shownUpTo(400, err.Error()))}
+}
+
+// identityCredential marks the errors of an account, which the client of Azure wraps.
+type identityCredential struct{ *Identity }
+
+func (c identityCredential) GetToken(ctx context.Context, o policy.TokenRequestOptions) (azcore.AccessToken, error) {
+	token, err := c.Azure.GetToken(ctx, o)
+	if err != nil {
+		return token, c.refused(err)
+	}
+	return token, nil
 }

@@ -18,8 +18,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/aws/aws-sdk-go-v2/aws"
 	lib "github.com/getsops/sops/v3"
+	"golang.org/x/oauth2"
 )
 
 // fakeKey is a master key of a key service that only turns a share round.
@@ -274,6 +279,73 @@ func TestServices(t *testing.T) {
 			}
 			if strings.HasSuffix(name, "None") && s.requests.Load() != 0 {
 				t.Errorf("%s\nsomebody was asked", tc.reason)
+			}
+		})
+	}
+}
+
+// account is an identity of WithIdentity that the fake services let in, or not.
+type account struct{ refuse error }
+
+func (a account) Retrieve(context.Context) (aws.Credentials, error) {
+	return aws.Credentials{AccessKeyID: "ASSUMED", SecretAccessKey: "s", SessionToken: "t"}, a.refuse
+}
+
+func (a account) Token() (*oauth2.Token, error) { return &oauth2.Token{AccessToken: "gcp"}, a.refuse }
+
+func (a account) GetToken(context.Context, policy.TokenRequestOptions) (azcore.AccessToken, error) {
+	return azcore.AccessToken{Token: "azure", ExpiresOn: time.Now().Add(time.Hour)}, a.refuse
+}
+
+func TestWithIdentity(t *testing.T) {
+	kms := &fakeKey{kind: "kms", fields: map[string]any{"arn": "arn:aws:kms:eu-west-1:1:key/a", "context": map[string]string{"app": "shop"}}}
+	gcp := &fakeKey{kind: "gcp_kms", fields: map[string]any{"resource_id": "projects/p/locations/l/keyRings/r/cryptoKeys/k"}}
+	azure := &fakeKey{kind: "azure_kv", fields: map[string]any{"vault_url": "https://shop.vault.azure.net", "name": "k", "version": "v1"}}
+	vault := &fakeKey{kind: "hc_vault", fields: map[string]any{"vault_address": "https://vault.example.org:8200", "engine_path": "team/transit", "key_name": "key one"}}
+	no := errors.New("the account has no annotation")
+	for name, tc := range map[string]struct {
+		reason string
+		key    *fakeKey
+		data   map[string]string
+		refuse error
+		want   []string // in the error; none if it decrypts
+	}{
+		"AWS":          {"The account is let in.", kms, nil, nil, nil},
+		"GCP":          {"The account is let in.", gcp, nil, nil, nil},
+		"Azure":        {"The account is let in.", azure, nil, nil, nil},
+		"AWSRefused":   {"What the account lacks helps.", kms, nil, no, []string{"ServiceAccount ns/a", no.Error()}},
+		"GCPRefused":   {"What the account lacks helps.", gcp, nil, no, []string{"ServiceAccount ns/a", no.Error()}},
+		"AzureRefused": {"What the account lacks helps.", azure, nil, no, []string{"ServiceAccount ns/a", no.Error()}},
+		"AWSStatic":    {"Credentials of the Secret come first.", kms, map[string]string{"sops.aws-kms": "aws_access_key_id: AKIDHUNTER2\naws_secret_access_key: s\n"}, no, nil},
+		"GCPStatic":    {"Credentials of the Secret come first.", gcp, map[string]string{"sops.gcp-kms": serviceAccount(t)}, no, nil},
+		"AzureStatic":  {"Credentials of the Secret come first.", azure, map[string]string{"sops.azure-kv": "tenantId: tenant\nclientId: c\nclientSecret: hunter2"}, no, nil},
+		"Vault":        {"Vault is asked by a token of the Secret only.", vault, nil, nil, []string{"encrypted for Vault"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := account{tc.refuse}
+			d := New(mustKeys(t, tc.data), WithHTTPClient(&http.Client{Transport: &services{t: t}}), WithIdentity(&Identity{
+				Name: "ServiceAccount ns/a", GCP: a, Azure: a,
+				AWS: func(region string) aws.CredentialsProvider {
+					if region != "eu-west-1" {
+						t.Errorf("credentials for region %s", region)
+					}
+					return a
+				},
+			}))
+			got, err := d.File(context.Background(), "a.yaml", seal(t, "yaml", "a: secret\n", nil, lib.KeyGroup{tc.key}))
+			if len(tc.want) == 0 {
+				if err != nil || string(got) != "a: secret\n" {
+					t.Errorf("%s\ngot %q, %v", tc.reason, got, err)
+				}
+				return
+			}
+			if !errors.Is(err, ErrNoKey) {
+				t.Fatalf("%s\nerror = %v, want ErrNoKey", tc.reason, err)
+			}
+			for _, w := range tc.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%s\nno %q in: %v", tc.reason, w, err)
+				}
 			}
 		})
 	}

@@ -8,7 +8,8 @@
 // (see NewKeys). age and PGP are computed in this process; Vault, AWS KMS, GCP KMS
 // and Azure Key Vault are asked over HTTPS with the credentials of the Secret. No
 // key is written to disk, no other program is run, and nothing of the process's own
-// environment is used unless WithEnvironment says so.
+// environment is used unless WithEnvironment says so. WithIdentity names an account to
+// ask the clouds as.
 //
 // The package reads the file format itself. The SOPS library is not used: each of
 // its packages brings the whole of the tool with it, with its keyrings in the home
@@ -31,6 +32,7 @@ import (
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"golang.org/x/oauth2"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
@@ -56,7 +58,9 @@ type Decryptor struct {
 	keys        *Keys
 	http        *http.Client
 	environment bool
+	identity    *Identity
 	skipMAC     bool
+	setting     string
 
 	// Credentials that fetch tokens are made once, so that a token serves many files.
 	mu    sync.Mutex
@@ -80,6 +84,31 @@ func WithEnvironment() Option {
 	return func(d *Decryptor) { d.environment = true }
 }
 
+// Identity is an account that the key services of clouds let in, by tokens that are
+// fetched when they are needed.
+type Identity struct {
+	// Name says whose it is, for messages.
+	Name string
+	// AWS returns the credentials for a region.
+	AWS func(region string) aws.CredentialsProvider
+	// GCP returns tokens for the scope of Cloud KMS.
+	GCP oauth2.TokenSource
+	// Azure returns tokens for Key Vault.
+	Azure azcore.TokenCredential
+}
+
+// WithIdentity asks the key services of clouds as this account, where the Secret has
+// no credentials for one. nil is none. Vault is not asked by it.
+func WithIdentity(id *Identity) Option {
+	return func(d *Decryptor) { d.identity = id }
+}
+
+// WithSetting says in messages where a person names the Secret, if it is not
+// spec.decryption.secretRef.
+func WithSetting(setting string) Option {
+	return func(d *Decryptor) { d.setting = setting }
+}
+
 // WithoutMAC accepts files whose unencrypted values were changed after they were
 // encrypted. Flux does so. Each encrypted value still is authenticated by itself.
 func WithoutMAC() Option {
@@ -91,7 +120,7 @@ func New(keys *Keys, opts ...Option) *Decryptor {
 	if keys == nil {
 		keys = &Keys{}
 	}
-	d := &Decryptor{keys: keys, http: &http.Client{Timeout: requestTimeout, CheckRedirect: checkRedirect}}
+	d := &Decryptor{keys: keys, setting: "spec.decryption.secretRef", http: &http.Client{Timeout: requestTimeout, CheckRedirect: checkRedirect}}
 	for _, o := range opts {
 		o(d)
 	}

@@ -15,14 +15,16 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Backend is what goes into BackendFile: one of its three forms. The zero value
-// is none.
+// Backend is what goes into BackendFile: one of its forms. The zero value is none.
 type Backend struct {
 	// Custom is spec.backendConfig.customConfiguration: the body of a terraform
 	// block.
 	Custom     string
 	Kubernetes *KubernetesBackend
 	Cloud      *CloudBackend
+	// HTTP is the state at an address that the environment names (TF_HTTP_ADDRESS and
+	// its kin), which may change from run to run without an init.
+	HTTP bool
 }
 
 // KubernetesBackend is the state in Secrets, tfstate-WORKSPACE-SUFFIX.
@@ -53,6 +55,10 @@ func (b Backend) HCL() ([]byte, error) {
 		return b.Cloud.hcl(), nil
 	case b.Kubernetes != nil:
 		return b.Kubernetes.hcl(), nil
+	case b.HTTP:
+		f := hclwrite.NewEmptyFile()
+		f.Body().AppendNewBlock("terraform", nil).Body().AppendNewBlock("backend", []string{"http"})
+		return f.Bytes(), nil
 	}
 	return nil, nil
 }

@@ -196,7 +196,15 @@ func TestPrepare(t *testing.T) {
 		t.Errorf("home (-want +got)\n%s", diff)
 	}
 
+	// What is decrypted stands in its file's place for the run, and the artifact keeps its own.
+	q.Decrypted = map[string][]byte{"u/main.tf.tpl": []byte("decrypted secret")}
 	prepare(t, d, q)
+	if got := listing(t, p.Module)["main.tf.tpl"]; got != "decrypted secret" {
+		t.Errorf("the run finds %q", got)
+	}
+	if got, err := os.ReadFile(filepath.Join(root, "u", "main.tf.tpl")); err != nil || len(got) != 0 {
+		t.Errorf("the artifact has %q, %v", got, err)
+	}
 	if err := d.Scrub(); err != nil {
 		t.Fatal(err)
 	}

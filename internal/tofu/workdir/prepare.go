@@ -34,6 +34,9 @@ type Request struct {
 	// Files are generated in the module directory, by name: VarsFile,
 	// BackendFile, BackendConfigFile, RenderedFile.
 	Files map[string][]byte
+	// Decrypted are files of the artifact, by their names relative to its root, with the
+	// content that stands in their place until Scrub: the artifact keeps its own.
+	Decrypted map[string][]byte
 	// Mappings are spec.fileMappings with their contents.
 	Mappings []Mapping
 	// CLIConfig is a CLI configuration; nil: none.
@@ -86,6 +89,9 @@ func (d *Dir) Prepare(q Request) (*Prepared, error) {
 		reach: q.Reach,
 	}
 	files := map[string][]byte{}
+	for name, content := range q.Decrypted {
+		files[path.Join(workPart, name)] = content
+	}
 	for name, content := range q.Files {
 		files[path.Join(workPart, q.Reach.Path, name)] = content
 	}
@@ -224,8 +230,8 @@ func (d *Dir) ForgetInit() error {
 	return nil
 }
 
-// Scrub removes what may hold secrets when no run needs it any more: generated
-// files, HOME, TMPDIR. What init made, local state and the artifact's files stay.
+// Scrub removes what may hold secrets when no run needs it any more: generated and
+// decrypted files, HOME, TMPDIR. What init made, local state and the artifact's files stay.
 func (d *Dir) Scrub() error {
 	if err := d.clearGenerated(); err != nil {
 		return fmt.Errorf("remove generated files: %w", err)

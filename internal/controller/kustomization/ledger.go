@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kustomization
+
+import (
+	"context"
+	"fmt"
+
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+
+	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/audit"
+	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/plan"
+)
+
+// itself is the actor of what nobody asked for by hand.
+var itself = audit.Actor{Kind: audit.Terrace, Name: "terrace"}
+
+// approved is a plan that may be applied.
+type approvedPlan struct {
+	inputs     string // that it is a plan of, and the policies that it was judged by
+	id, digest string
+	counts     plan.Counts
+	by         audit.Actor
+}
+
+// entry is one about the unit, at its revision.
+func (cy *cycle) entry(action audit.Action, by audit.Actor) audit.Entry {
+	e := audit.Entry{Actor: by, Action: action, Unit: kustomizev1.KustomizationKind + "/" + cy.name.String()}
+	if cy.artifact != nil {
+		e.Revision = cy.artifact.Revision
+	}
+	return e
+}
+
+// intend records that an attempt is about to write, once for each attempt: before that
+// nothing is written.
+func (c *Controller) intend(ctx context.Context, cy *cycle) error {
+	a, m := cy.mem.attempt, cy.mem
+	if a.intent != nil {
+		return nil
+	}
+	e := cy.entry(audit.Apply, itself)
+	if a.drift {
+		e.Action = audit.Repair
+	}
+	if p := m.approved; p != nil {
+		e.Actor, e.PlanID, e.PlanDigest, e.Counts = p.by, p.id, p.digest, countsOf(p.counts)
+	}
+	var err error
+	if a.intent, err = c.opts.Ledger.Begin(ctx, e); err != nil {
+		return fmt.Errorf("record what is about to be done: %w", err)
+	}
+	return nil
+}
+
+// conclude records how an attempt ended, if it came to write anything.
+func (c *Controller) conclude(ctx context.Context, a *attempt, result, detail string) {
+	if a == nil || a.intent == nil {
+		return
+	}
+	counts := &audit.Counts{}
+	for _, ch := range a.changes {
+		switch {
+		case !ch.Done:
+		case ch.Action == kube.Created:
+			counts.Add++
+		case ch.Action == kube.Configured:
+			counts.Change++
+		case ch.Action == kube.Recreated:
+			counts.Add++
+			counts.Destroy++
+		}
+	}
+	if err := a.intent.End(ctx, audit.Outcome{Result: result, Counts: counts, Detail: detail}); err != nil {
+		// The intent is there, and says what was begun.
+		log(ctx).Error(err, "the ledger has no outcome", "intent", a.intent.Seq())
+	}
+	a.intent = nil
+}
+
+// pruned deletes objects between an intent and an outcome in the ledger.
+func (c *Controller) pruned(ctx context.Context, cy *cycle, going []kube.Key, why string) ([]kube.Change, error) {
+	if len(going) == 0 {
+		return cy.client.Prune(ctx, cy.name, going)
+	}
+	e := cy.entry(audit.Prune, itself)
+	e.Counts, e.Detail = &audit.Counts{Destroy: len(going)}, why
+	intent, err := c.opts.Ledger.Begin(ctx, e)
+	if err != nil {
+		return nil, fmt.Errorf("record what is about to be deleted: %w", err)
+	}
+	changes, err := cy.client.Prune(ctx, cy.name, going)
+	o := audit.Outcome{Result: audit.Succeeded, Counts: &audit.Counts{}}
+	for _, ch := range changes {
+		if ch.Action == kube.Deleted {
+			o.Counts.Destroy++
+		}
+	}
+	if err != nil {
+		o.Result, o.Detail = audit.Failed, "the unit's conditions say why"
+	}
+	if end := intent.End(ctx, o); end != nil {
+		log(ctx).Error(end, "the ledger has no outcome", "intent", intent.Seq())
+	}
+	return changes, err
+}
+
+func countsOf(c plan.Counts) *audit.Counts {
+	return &audit.Counts{Add: c.Create + c.Replace, Change: c.Update, Destroy: c.Delete + c.Replace}
+}
+
+// decided records an approval that a person gave, and a policy that was overridden.
+func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, byPerson, overridden bool, denied string) error {
+	e := cy.entry(audit.Approve, p.by)
+	e.PlanID, e.PlanDigest, e.Counts, e.Outcome = p.id, p.digest, countsOf(p.counts), audit.Succeeded
+	var all []audit.Entry
+	if byPerson {
+		all = append(all, e)
+	}
+	if overridden {
+		e.Action, e.Detail = audit.PolicyOverride, denied
+		all = append(all, e)
+	}
+	for _, e := range all {
+		if _, err := c.opts.Ledger.Append(ctx, e); err != nil {
+			return fmt.Errorf("write the ledger: %w", err)
+		}
+	}
+	return nil
+}
+
+// actor is who let a plan be applied.
+func actor(ks *kustomizev1.Kustomization, id, by string) audit.Actor {
+	if who := v1alpha1.Approver(ks.Annotations, id); who != "" {
+		return audit.Actor{Kind: audit.Kubernetes, Name: who}
+	}
+	return audit.Actor{Kind: audit.Terrace, Name: by}
+}

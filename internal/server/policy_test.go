@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package server_test
+
+import (
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
+)
+
+func (w *world) annotate(name, key, value string) {
+	w.t.Helper()
+	w.change(name, func(tf *infra.Terraform) { metav1.SetMetaDataAnnotation(&tf.ObjectMeta, key, value) })
+}
+
+func TestPolicyDeniesAPlan(t *testing.T) {
+	w := newWorld(t, map[string]string{"a/main.tf": moduleA, "b/main.tf": moduleA})
+	w.apply(`
+apiVersion: terrace.dev/v1alpha1
+kind: Policy
+metadata: {name: no-data}
+spec:
+  kinds: [Terraform]
+  selector: {matchLabels: {strict: "yes"}}
+  rego: |
+    package main
+    import rego.v1
+    deny contains msg if {
+      some r in input.resource_changes
+      r.type == "terraform_data"
+      msg := sprintf("%s is not allowed here", [r.address])
+    }
+`)
+	w.apply(`
+apiVersion: infra.contrib.fluxcd.io/v1alpha2
+kind: Terraform
+metadata: {name: a, labels: {strict: "yes"}}
+spec: {interval: 1h, path: ./a, approvePlan: auto, force: true, sourceRef: {kind: GitRepository, name: src}}
+`)
+	w.unit("b", "path: ./b\napprovePlan: auto") // is not selected
+	w.awaitReady("b")
+	tf := w.awaitReason("a", v1alpha1.ReasonPolicyDenied)
+	if m := readyOf(tf).Message; !strings.Contains(m, "no-data") || !strings.Contains(m, "terraform_data.x is not allowed here") {
+		t.Errorf("the message does not say which policy and why: %s", m)
+	}
+	if w.spawned("apply") != 1 {
+		t.Errorf("%d applies ran; only that of the other unit was wanted", w.spawned("apply"))
+	}
+	// Overridden for this very plan, it goes on.
+	w.annotate("a", v1alpha1.PolicyOverrideAnnotation, "plan-of-another")
+	w.annotate("a", "reconcile.fluxcd.io/requestedAt", "1")
+	w.await("a", "denied still", func(tf *infra.Terraform) bool {
+		return tf.Status.LastHandledReconcileAt == "1" && readyOf(tf).Reason == v1alpha1.ReasonPolicyDenied
+	})
+	w.annotate("a", v1alpha1.PolicyOverrideAnnotation, tf.Status.Plan.Pending)
+	w.awaitReady("a")
+}
+
+func TestPolicyThatGoesLetsThePlanGo(t *testing.T) {
+	w := newWorld(t, map[string]string{"a/main.tf": moduleA})
+	w.apply(`
+apiVersion: terrace.dev/v1alpha1
+kind: Policy
+metadata: {name: broken}
+spec: {rego: "package main\ndeny contains msg if { undefined_function(1) }\n"}
+`)
+	w.unit("a", "path: ./a\napprovePlan: auto")
+	tf := w.awaitReason("a", v1alpha1.ReasonPolicyDenied)
+	if m := readyOf(tf).Message; !strings.Contains(m, "broken") {
+		t.Errorf("the message does not name the policy that is broken: %s", m)
+	}
+	if err := w.client.Delete(w.ctx(), &v1alpha1.Policy{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "broken"}}); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	w.awaitReady("a")
+}
+
+func TestAutoApproveWithoutDestroy(t *testing.T) {
+	w := newWorld(t, map[string]string{"main.tf": moduleA})
+	w.apply(`
+apiVersion: infra.contrib.fluxcd.io/v1alpha2
+kind: Terraform
+metadata: {name: a, annotations: {terrace.dev/auto-approve: no-destroy}}
+spec: {interval: 1h, sourceRef: {kind: GitRepository, name: src}}
+`)
+	w.awaitReady("a")
+	w.awaitRevision("a", w.commit(map[string]string{"main.tf": strings.ReplaceAll(moduleA, `"a"`, `"b"`)}))
+	w.commit(map[string]string{"main.tf": "output \"o\" { value = 1 }\n"})
+	tf := w.await("a", "waiting for an approval of what it would destroy", func(tf *infra.Terraform) bool {
+		return tf.Status.Plan.Pending != "" && tf.Status.LastPlan != nil && tf.Status.LastPlan.Delete == 1 && !isReady(tf) && readyOf(tf).Reason != infra.ReasonProgressing
+	})
+	if m := readyOf(tf).Message; !strings.Contains(m, tf.Status.Plan.Pending) {
+		t.Errorf("the message does not say how to approve: %s", m)
+	}
+	w.change("a", func(tf *infra.Terraform) { tf.Spec.ApprovePlan = tf.Status.Plan.Pending })
+	w.await("a", "Ready without resources", func(tf *infra.Terraform) bool { return isReady(tf) && tf.Status.Plan.Pending == "" })
+}
+
+func TestApplyWindow(t *testing.T) {
+	w := newWorld(t, map[string]string{"main.tf": moduleA})
+	w.apply(`
+apiVersion: infra.contrib.fluxcd.io/v1alpha2
+kind: Terraform
+metadata: {name: a, annotations: {terrace.dev/apply-window: "Mon-Fri 09:00 Europe"}}
+spec: {interval: 1h, approvePlan: auto, sourceRef: {kind: GitRepository, name: src}}
+`)
+	tf := w.awaitReason("a", v1alpha1.ReasonOutsideWindow)
+	if m := readyOf(tf).Message; !strings.Contains(m, v1alpha1.ApplyWindowAnnotation) || !strings.Contains(m, "09:00") {
+		t.Errorf("the message does not say what is wrong with the window: %s", m)
+	}
+	w.annotate("a", v1alpha1.ApplyWindowAnnotation, "Mon-Sun 00:00-24:00 UTC")
+	w.awaitReady("a")
+}

@@ -1,0 +1,212 @@
+// SPDX-FileCopyrightText: The Terrace Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/terrace-dev/terrace/internal/audit"
+	"github.com/terrace-dev/terrace/internal/blob"
+	"github.com/terrace-dev/terrace/internal/config"
+	"github.com/terrace-dev/terrace/internal/controller/terraform"
+	stateserver "github.com/terrace-dev/terrace/internal/state/server"
+	"github.com/terrace-dev/terrace/internal/state/store"
+)
+
+// states is the state service: the store, its HTTPS address, and what answers there.
+type states struct {
+	store    *store.Store
+	blobs    *blob.Store
+	grants   *stateserver.Grants
+	listener *stateserver.Listener
+	handler  http.Handler
+	url      string // by which others reach it
+}
+
+// openStates opens the state service. It serves once serve is called.
+func openStates(ctx context.Context, s *Server, api *rest.Config) (_ *states, err error) {
+	cfg := s.config
+	st := &states{grants: stateserver.NewGrants()}
+	defer func() {
+		if err != nil {
+			st.close()
+		}
+	}()
+	key := filepath.Join(cfg.DataDir, "keys", "states.key")
+	if _, err := os.Stat(key); errors.Is(err, fs.ErrNotExist) {
+		s.log.Info("a new key encrypts the states: keep a copy of it apart from them, because without it nobody can read them", "key", key)
+	}
+	location := cfg.StateStorage
+	if location == "" {
+		location = filepath.Join(cfg.DataDir, "states")
+	}
+	if st.blobs, err = blob.Open(ctx, blob.Options{URL: location, KeyFile: key}); err != nil {
+		return nil, fmt.Errorf("open the state service: %w", err)
+	}
+	st.store = store.New(store.Options{Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Blobs: st.blobs})
+	tokens, err := stateserver.OpenTokens(filepath.Join(cfg.DataDir, "keys", "state-tokens.key"), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open the state service: %w", err)
+	}
+	listen := stateserver.ListenOptions{Address: cfg.StateAddress}
+	var clients *x509.CertPool
+	if cfg.Mode == config.Up {
+		// The embedded control plane has one authority, whose certificates are its accounts.
+		loaded := rest.CopyConfig(api)
+		if err := rest.LoadTLSFiles(loaded); err != nil {
+			return nil, fmt.Errorf("open the state service: read the control plane's authority: %w", err)
+		}
+		listen.ClientCA = loaded.CAData
+		clients = x509.NewCertPool()
+		clients.AppendCertsFromPEM(loaded.CAData)
+	}
+	if cfg.StateCertFile != "" {
+		if listen.CertPEM, err = os.ReadFile(cfg.StateCertFile); err != nil {
+			return nil, fmt.Errorf("read --state-cert-file: %w", err)
+		}
+		if listen.KeyPEM, err = os.ReadFile(cfg.StateKeyFile); err != nil {
+			return nil, fmt.Errorf("read --state-key-file: %w", err)
+		}
+	}
+	if st.listener, err = stateserver.Listen(listen); err != nil {
+		return nil, err
+	}
+	st.url = cfg.StateURL
+	if st.url == "" {
+		st.url = st.listener.URL()
+	}
+	st.handler, err = stateserver.New(stateserver.Options{
+		Store: st.store, Grants: st.grants, Tokens: tokens, URL: cfg.StateURL, Audit: recordState(s.ledger),
+		Kubernetes: stateserver.NewKubernetes(s.manager.GetClient(), clients, nil, nil),
+	})
+	return st, err
+}
+
+// recordState writes the changes of states to the ledger: before they are made, and how they ended.
+func recordState(l *audit.Ledger) func(context.Context, stateserver.Event) (func(int64, error), error) {
+	return func(ctx context.Context, e stateserver.Event) (func(int64, error), error) {
+		entry := audit.Entry{
+			Actor: audit.Actor{Kind: audit.Kubernetes, Name: e.By}, Action: stateAction(e.Verb), Unit: "State/" + e.State.String(), Run: e.Run, Detail: e.Detail,
+		}
+		if e.Run != "" {
+			entry.Actor.Kind = audit.Terrace
+		}
+		intent, err := l.Begin(ctx, entry)
+		if err != nil {
+			return nil, err
+		}
+		return func(version int64, err error) {
+			o := audit.Outcome{Result: audit.Succeeded}
+			switch {
+			case err != nil:
+				o.Result, o.Detail = audit.Failed, err.Error()
+			case version > 0:
+				o.Detail = fmt.Sprintf("version %d", version)
+			}
+			_ = intent.End(ctx, o) // the intent is there in any case
+		}, nil
+	}
+}
+
+// stateAction is the ledger's word for what is done to a state.
+func stateAction(verb string) audit.Action {
+	switch verb {
+	case "write":
+		return audit.StateWrite
+	case "force-unlock":
+		return audit.Unlock
+	case "rollback":
+		return audit.Rollback
+	case "token":
+		return audit.Token
+	}
+	return audit.Action("state-" + verb)
+}
+
+// runs is the service as runs use it: by its own address, whatever others call it.
+func (st *states) runs(cfg config.Config) *terraform.States {
+	return &terraform.States{
+		Store: st.store, Grants: st.grants, URL: st.listener.URL(), CA: st.listener.CA(), Default: cfg.StateBackend == config.StateService,
+	}
+}
+
+// collectInterval is how often content is looked for that no State names, and how old it
+// has to be to go.
+const collectInterval = 24 * time.Hour
+
+// Start removes, once a day, what a crash has left of states: content that no State names.
+func (st *states) Start(ctx context.Context) error {
+	ticker := time.NewTicker(collectInterval)
+	defer ticker.Stop()
+	for {
+		if n, err := st.store.Collect(ctx, collectInterval); err != nil && ctx.Err() == nil {
+			ctrl.Log.WithName("states").Error(err, "content that no state names is not removed")
+		} else if n > 0 {
+			ctrl.Log.WithName("states").Info("removed content that no state names", "blobs", n)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// rotateKey gives the states a new key, encrypts all versions with it, and drops the keys
+// before.
+func (s *Server) rotateKey(rw http.ResponseWriter, r *http.Request) {
+	intent, err := s.ledger.Begin(r.Context(), audit.Entry{
+		Actor: audit.Actor{Kind: audit.Terrace, Name: "who holds the server's token"}, Action: audit.KeyRotation, Unit: "States",
+	})
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	recipient, done, err := s.states.rotate(r.Context())
+	o := audit.Outcome{Result: audit.Succeeded, Detail: "to " + recipient}
+	if err != nil {
+		o = audit.Outcome{Result: audit.Failed, Detail: err.Error()}
+	}
+	_ = intent.End(r.Context(), o)
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	rw.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(rw).Encode(map[string]any{"recipient": recipient, "states": done.States, "versions": done.Versions})
+}
+
+func (st *states) rotate(ctx context.Context) (recipient string, done store.Rewrapped, err error) {
+	if recipient, err = st.blobs.Rotate(); err != nil {
+		return "", done, fmt.Errorf("make a new key: %w", err)
+	}
+	if done, err = st.store.Rewrap(ctx); err != nil {
+		return "", done, fmt.Errorf("encrypt the states with the new key: %w; the old ones are kept, ask again", err)
+	}
+	if _, err := st.blobs.Retire(ctx); err != nil {
+		return "", done, fmt.Errorf("drop the old keys: %w; ask again", err)
+	}
+	return recipient, done, nil
+}
+
+func (st *states) close() {
+	if st.listener != nil {
+		_ = st.listener.Close()
+	}
+	if st.blobs != nil {
+		_ = st.blobs.Close()
+	}
+}
