@@ -178,7 +178,8 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	}
 	units, err := terraform.New(terraform.Options{
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: unitRecorder,
-		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, Ledger: s.ledger, History: s.history, Policies: policies, Namespace: install.Namespace, Gate: s.gate, States: s.states.runs(cfg), Tool: tool,
+		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, Ledger: s.ledger, History: s.history, Policies: policies, Namespace: install.Namespace,
+		AllowedProviders: cfg.AllowedProviders, SOPSAgeSecret: cfg.SOPSAgeSecret, Gate: s.gate, States: s.states.runs(cfg), Tool: tool,
 		Dir: dir("units"), PluginCache: dir("providers"), CLIConfig: cfg.TofuCLIConfig, Isolation: profile,
 		RunTimeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace, Concurrent: cfg.Concurrent,
 		// Either flag is known from one of the controllers that Terrace stands in for; the refusal wins.

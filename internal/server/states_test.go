@@ -35,16 +35,6 @@ func (w *world) state(name string) *v1alpha1.State {
 	return &s
 }
 
-// operations are who wrote the versions of a state, oldest first.
-func operations(s *v1alpha1.State) []string {
-	var out []string
-	for _, v := range s.Status.Versions {
-		out = append(out, v.Operation+" of "+v.By)
-	}
-	slices.Reverse(out)
-	return out
-}
-
 func TestNewUnitsKeepTheirStateInTheService(t *testing.T) {
 	w := newWorld(t, map[string]string{"a/main.tf": moduleA})
 	w.unit("a", "path: ./a\napprovePlan: auto\ndestroyResourcesOnDeletion: true\nwriteOutputsToSecret: {name: out}")

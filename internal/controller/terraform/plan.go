@@ -146,6 +146,8 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 		if _, planJSON, err = s.Show(ctx, file); err != nil {
 			return err
 		}
+		// Webhooks and policies quote the plan.
+		j.learn(planJSON)
 		if value, err = plan.Parse(planJSON, in); err != nil {
 			return err
 		}

@@ -153,9 +153,12 @@ func (c *Controller) recordInterruption(ctx context.Context, cy *cycle, intr run
 }
 
 // settleInterruption does what the run itself would have done at its end: its lock is
-// given back, and its intents in the ledger have an outcome.
+// given back, what held secrets is removed, and its intents in the ledger have an outcome.
 func (c *Controller) settleInterruption(ctx context.Context, intr run.Interruption) error {
 	if err := c.releaseOwnLock(ctx, intr); err != nil {
+		return err
+	}
+	if err := c.scrub(intr.Unit); err != nil {
 		return err
 	}
 	if _, err := c.opts.Ledger.Interrupt(ctx, intr.Run, "Terrace ended before the run did"); err != nil {

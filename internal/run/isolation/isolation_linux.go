@@ -26,13 +26,13 @@ func Supported() Support {
 
 // handled are the accesses that need leave: everything about files that Landlock 5 knows,
 // and from 6 on signals and abstract sockets beyond the run. The network stays open.
-var handled = landlock.MustConfig(
-	landlock.AccessFSSet(ll.AccessFSExecute|ll.AccessFSWriteFile|ll.AccessFSReadFile|ll.AccessFSReadDir|
-		ll.AccessFSRemoveDir|ll.AccessFSRemoveFile|ll.AccessFSMakeChar|ll.AccessFSMakeDir|ll.AccessFSMakeReg|
-		ll.AccessFSMakeSock|ll.AccessFSMakeFifo|ll.AccessFSMakeBlock|ll.AccessFSMakeSym|ll.AccessFSRefer|
-		ll.AccessFSTruncate|ll.AccessFSIoctlDev),
-	landlock.ScopedSet(ll.ScopeAbstractUnixSocket|ll.ScopeSignal),
-).BestEffort()
+var handled = landlock.Config{
+	HandledAccessFS: ll.AccessFSExecute | ll.AccessFSWriteFile | ll.AccessFSReadFile | ll.AccessFSReadDir |
+		ll.AccessFSRemoveDir | ll.AccessFSRemoveFile | ll.AccessFSMakeChar | ll.AccessFSMakeDir | ll.AccessFSMakeReg |
+		ll.AccessFSMakeSock | ll.AccessFSMakeFifo | ll.AccessFSMakeBlock | ll.AccessFSMakeSym | ll.AccessFSRefer |
+		ll.AccessFSTruncate | ll.AccessFSIoctlDev,
+	Scoped: ll.ScopeAbstractUnixSocket | ll.ScopeSignal,
+}.BestEffort()
 
 // start starts the command on a thread that is restricted first and ends afterwards: a
 // child has the restrictions of the thread that starts it, and Terrace's other threads keep
