@@ -437,3 +437,27 @@ func TestKustomizationBringsItsKinds(t *testing.T) {
 		}
 	}
 }
+
+// TestKustomizationDisallowedManagers takes back what a manager has set that may set
+// nothing, and leaves what others have set.
+func TestKustomizationDisallowedManagers(t *testing.T) {
+	w := newWorld(t, nil, func(c *config.Config) { c.OverrideManagers = []string{"stranger"} })
+	first := w.commit(map[string]string{"app/c.yaml": w.cm("c", map[string]string{"k": "1"})})
+	w.app("app", "path: ./app\nprune: true")
+	w.awaitAppAt("app", first)
+	for manager, key := range map[string]string{"stranger-cli": "extra", "injector": "kept"} {
+		cm := &corev1.ConfigMap{}
+		if err := w.client.Get(w.ctx(), client.ObjectKey{Namespace: w.ns, Name: "c"}, cm); err != nil {
+			t.Fatal(err)
+		}
+		base := cm.DeepCopy()
+		cm.Data[key] = "by hand"
+		if err := w.client.Patch(w.ctx(), cm, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.commit(map[string]string{"app/c.yaml": w.cm("c", map[string]string{"k": "2"})})
+	w.awaitConfigMap("c", "without what the stranger has set", func(cm *corev1.ConfigMap) bool {
+		return cm != nil && cm.Data["k"] == "2" && cm.Data["extra"] == "" && cm.Data["kept"] == "by hand"
+	})
+}

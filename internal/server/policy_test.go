@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
@@ -117,4 +118,49 @@ spec: {interval: 1h, approvePlan: auto, sourceRef: {kind: GitRepository, name: s
 	}
 	w.annotate("a", v1alpha1.ApplyWindowAnnotation, "Mon-Sun 00:00-24:00 UTC")
 	w.awaitReady("a")
+}
+
+func TestPolicyHoldsAKustomization(t *testing.T) {
+	w := newWorld(t, nil)
+	first := w.commit(map[string]string{"app/c.yaml": w.cm("c", map[string]string{"k": "1"})})
+	w.apply(`
+apiVersion: terrace.dev/v1alpha1
+kind: Policy
+metadata: {name: no-twos}
+spec:
+  kinds: [Kustomization]
+  cel:
+    - expression: "!has(object.data) || !has(object.data.k) || object.data.k != '2'"
+      message: two is not allowed
+`)
+	w.app("app", "path: ./app\nprune: true")
+	w.awaitAppAt("app", first)
+	second := w.commit(map[string]string{"app/c.yaml": w.cm("c", map[string]string{"k": "2"})})
+	ks := w.awaitAppReason("app", v1alpha1.ReasonPolicyDenied)
+	if m := appReady(ks).Message; !strings.Contains(m, "no-twos") || !strings.Contains(m, "two is not allowed") {
+		t.Errorf("the message does not say which policy and why: %s", m)
+	}
+	w.awaitConfigMap("c", "as it was", func(cm *corev1.ConfigMap) bool { return cm != nil && cm.Data["k"] == "1" })
+	if ks.Status.LastAppliedRevision != first {
+		t.Errorf("applied: %s, want %s", ks.Status.LastAppliedRevision, first)
+	}
+	if err := w.client.Delete(w.ctx(), &v1alpha1.Policy{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "no-twos"}}); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitAppAt("app", second)
+	w.awaitConfigMap("c", "changed", func(cm *corev1.ConfigMap) bool { return cm != nil && cm.Data["k"] == "2" })
+}
+
+func TestApplyWindowHoldsAKustomization(t *testing.T) {
+	w := newWorld(t, nil)
+	revision := w.commit(map[string]string{"app/c.yaml": w.cm("c", nil)})
+	w.apply(strings.Replace(appManifest("app", "path: ./app\nprune: true"), "{name: app}", `{name: app, annotations: {terrace.dev/apply-window: "never"}}`, 1))
+	ks := w.awaitAppReason("app", v1alpha1.ReasonOutsideWindow)
+	if m := appReady(ks).Message; !strings.Contains(m, v1alpha1.ApplyWindowAnnotation) {
+		t.Errorf("the message does not say what is wrong with the window: %s", m)
+	}
+	w.changeApp("app", func(ks *kustomizev1.Kustomization) {
+		ks.Annotations[v1alpha1.ApplyWindowAnnotation] = "Mon-Sun 00:00-24:00 UTC"
+	})
+	w.awaitAppAt("app", revision)
 }
