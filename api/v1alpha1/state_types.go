@@ -8,6 +8,18 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // StateKind is the kind of a State.
 const StateKind = "State"
 
+// StateBackendAnnotation on a Terraform moves its state, at the next plan, to where its
+// value says: StateInService or StateInSecret.
+const StateBackendAnnotation = "terrace.dev/state-backend"
+
+// Where Terrace keeps states.
+const (
+	// StateInService is the state service.
+	StateInService = "terrace"
+	// StateInSecret is a Secret, as the Terraform Controller has it.
+	StateInSecret = "kubernetes"
+)
+
 // DeleteAnnotation with the value DeleteForce lets a State be deleted that has resources.
 const (
 	DeleteAnnotation = "terrace.dev/delete"

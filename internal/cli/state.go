@@ -56,7 +56,7 @@ unless --yes is given.`,
 	cmd.AddCommand(
 		newStateList(a), newStateShow(a, &f), newStateVersions(a), newStateDiff(a, &f), newStatePull(a, &f), newStatePush(a, &f),
 		newStateRollback(a, &f), newStateUnlock(a, &f), newStateRm(a, &f), newStateMv(a, &f), newStateToken(a, &f),
-		newStateRotateKey(a),
+		newStateRotateKey(a), newStateMigrate(a),
 	)
 	return cmd
 }

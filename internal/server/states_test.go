@@ -193,6 +193,46 @@ spec: {interval: 1h, path: ./app, prune: true, targetNamespace: ` + w.ns + `, so
 	}
 }
 
+func TestStateMovesBothWays(t *testing.T) {
+	w := newWorld(t, map[string]string{"a/main.tf": moduleA}, inSecrets)
+	w.unit("a", "path: ./a\napprovePlan: auto")
+	w.awaitReady("a")
+	move := func(to string) {
+		t.Helper()
+		w.change("a", func(tf *infra.Terraform) {
+			tf.Annotations = map[string]string{v1alpha1.StateBackendAnnotation: to, "reconcile.fluxcd.io/requestedAt": to}
+		})
+		tf := w.await("a", "planned with its state in "+to, func(tf *infra.Terraform) bool {
+			return tf.Status.LastHandledReconcileAt == to && readyOf(tf).Reason != infra.ReasonProgressing
+		})
+		if !isReady(tf) || tf.Status.Plan.Pending != "" {
+			t.Fatalf("after the move to %s: %s, pending %q", to, readyOf(tf).Message, tf.Status.Plan.Pending)
+		}
+	}
+	applies := w.spawned("apply")
+	move(v1alpha1.StateInService)
+	s := w.state("a")
+	if s.Status.Resources != 1 || s.Status.Versions[0].Operation != "migrate" {
+		t.Errorf("the state in the service: %+v", s.Status)
+	}
+	secret := w.secret("tfstate-default-a", nil)
+	if secret.Annotations["terrace.dev/moved-to"] != "State/a" {
+		t.Errorf("the Secret does not say where its state went: %v", secret.Annotations)
+	}
+	w.awaitRevision("a", w.commit(map[string]string{"a/main.tf": strings.ReplaceAll(moduleA, `"a"`, `"b"`)}))
+	if after := w.state("a"); after.Status.Serial <= s.Status.Serial || after.Status.Lineage != s.Status.Lineage {
+		t.Errorf("the apply after the move did not write to the service: %+v", after.Status)
+	}
+	move(v1alpha1.StateInSecret)
+	if secret := w.secret("tfstate-default-a", nil); secret.Annotations["terrace.dev/moved-to"] != "" {
+		t.Errorf("the Secret says that its state is elsewhere: %v", secret.Annotations)
+	}
+	w.awaitRevision("a", w.commit(map[string]string{"a/main.tf": strings.ReplaceAll(moduleA, `"a"`, `"c"`)}))
+	if n := w.spawned("apply") - applies; n != 2 {
+		t.Errorf("%d applies: those of the two commits were wanted", n)
+	}
+}
+
 // ask asks the process's HTTP server, with its token or without.
 func (w *world) ask(method, path string, token bool) (int, string) {
 	w.t.Helper()

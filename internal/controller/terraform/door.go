@@ -133,7 +133,7 @@ func releaseInService(ctx context.Context, s *States, key store.Key, id string) 
 // openDoor makes the run's way to the state of its unit.
 func (s *session) openDoor(ctx context.Context, write bool) (door, error) {
 	cfg := s.job.tf.Spec.BackendConfig
-	served, err := s.c.servesState(ctx, s.job.tf)
+	served, err := s.c.servesState(ctx, s.job)
 	if err != nil {
 		return nil, err
 	}
@@ -189,10 +189,14 @@ const movedAnnotation = "terrace.dev/moved-to"
 // servesState tells whether the unit's state is in the state service. Where the spec says
 // nothing, it is where it was found: a Secret that the Terraform Controller, or an earlier
 // Terrace, left is used until somebody moves the state.
-func (c *Controller) servesState(ctx context.Context, tf *infra.Terraform) (bool, error) {
+func (c *Controller) servesState(ctx context.Context, j *job) (bool, error) {
+	tf := j.tf
 	if c.opts.States == nil || tf.Spec.BackendConfig != nil || tf.WorkspaceName() != state.DefaultWorkspace {
 		// The HTTP backend has one workspace.
 		return false, nil
+	}
+	if j.home != "" {
+		return j.home == v1alpha1.StateInService, nil
 	}
 	scope := state.Scope{Namespace: tf.Namespace, Suffix: tf.Name, Workspace: state.DefaultWorkspace}
 	meta, err := c.refs.Metadata(ctx, reference{Kind: kindSecret, Namespace: tf.Namespace, Name: scope.SecretName()})

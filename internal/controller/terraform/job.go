@@ -52,6 +52,8 @@ type job struct {
 	// policies are what a plan has to keep.
 	policies     []*policy.Policy
 	policyDigest string
+	// home is where the state is, of v1alpha1's names, when this run has moved it.
+	home string
 	// actor is who let the plan be applied, for the records.
 	actor audit.Actor
 	// readOutputs asks a plan without changes for the outputs, because nothing knows them.

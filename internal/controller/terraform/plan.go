@@ -43,6 +43,9 @@ func (c *Controller) plan(j *job) doFunc {
 }
 
 func (c *Controller) runPlan(ctx context.Context, r *run.Run, j *job, p *planned) error {
+	if err := c.moveState(ctx, r, j); err != nil {
+		return err
+	}
 	s, err := c.openSession(ctx, r, j, false)
 	if err != nil {
 		return err
