@@ -28,6 +28,8 @@ const (
 	Namespace = "terrace-system"
 	// ServiceName is the Service of its HTTP server; its port is called "http".
 	ServiceName = "terrace"
+	// StateServiceName is the Service of the state service; its port is called "https".
+	StateServiceName = "terrace-state"
 	// TokenSecretName is the Secret in Namespace whose key "token" a client has
 	// to show to that server. The server makes it. Who may read it may read the
 	// plans and run logs of every namespace.
@@ -111,8 +113,8 @@ func read(file string, o Options) ([]*unstructured.Unstructured, error) {
 	var text bytes.Buffer
 	if err := t.Execute(&text, struct {
 		Options
-		Namespace, ServiceName string
-	}{o, Namespace, ServiceName}); err != nil {
+		Namespace, ServiceName, StateServiceName string
+	}{o, Namespace, ServiceName, StateServiceName}); err != nil {
 		return nil, err
 	}
 	var out []*unstructured.Unstructured

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
 	"github.com/terrace-dev/terrace/internal/controller/terraform"
+	"github.com/terrace-dev/terrace/internal/install"
 	stateserver "github.com/terrace-dev/terrace/internal/state/server"
 	"github.com/terrace-dev/terrace/internal/state/store"
 )
@@ -61,7 +63,10 @@ func openStates(ctx context.Context, s *Server, api *rest.Config) (_ *states, er
 	if err != nil {
 		return nil, fmt.Errorf("open the state service: %w", err)
 	}
-	listen := stateserver.ListenOptions{Address: cfg.StateAddress}
+	listen := stateserver.ListenOptions{Address: cfg.StateAddress, Names: []string{install.StateServiceName + "." + install.Namespace + ".svc"}}
+	if u, err := url.Parse(cfg.StateURL); err == nil && u.Hostname() != "" {
+		listen.Names = append(listen.Names, u.Hostname())
+	}
 	var clients *x509.CertPool
 	if cfg.Mode == config.Up {
 		// The embedded control plane has one authority, whose certificates are its accounts.
