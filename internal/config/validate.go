@@ -157,6 +157,11 @@ func (c Config) validateApply(bad reporter) {
 	if c.PruneLimitMin < 0 {
 		bad("prune-limit-min", "", "%d: must not be negative", c.PruneLimitMin)
 	}
+	for _, manager := range c.OverrideManagers {
+		if strings.TrimSpace(manager) == "" || strings.HasPrefix("kustomize-controller", manager) {
+			bad("override-manager", "name the manager as managedFields of an object has it", "%q would take back what Terrace itself applies", manager)
+		}
+	}
 	if c.SOPSAgeSecret == "" {
 		return
 	}

@@ -173,8 +173,13 @@ func (t *tale) startPlane(ctx context.Context) (string, error) {
 		}
 		p.args = append(p.args, "--tofu-cli-config", rc)
 	}
+	// The handbook is written beside the data directory: a run may do that where it is told.
+	if err := os.MkdirAll(t.pages(), 0o755); err != nil {
+		return "", err
+	}
+	p.args = append(p.args, "--run-allow-write", t.pages())
 	t.plane = p
-	t.say.command("terrace up --data-dir", p.dataDir)
+	t.say.command("terrace up --data-dir", p.dataDir, "--run-allow-write", t.pages())
 	begun := time.Now()
 	if err := p.start(ctx); err != nil {
 		return "", err

@@ -84,9 +84,9 @@ func Label(u v1alpha1.UnitReference) string {
 }
 
 // Record writes a Run, whose name is the run's id: the same one again is not an error. It
-// then removes what is one too many of the unit. A Run that no API server would take now
-// or later (its kind is not installed, its namespace is going) is told to the log and
-// not an error, because nothing that a unit does depends on it.
+// then removes what is one too many of the unit. A Run that the API server does not take (its
+// kind is not installed, its namespace is going, a quota or a permission forbids it) is told to
+// the log and not an error, because nothing that a unit does may depend on it.
 func (k *Keeper) Record(ctx context.Context, r *v1alpha1.Run) error {
 	label := Label(r.Spec.Unit)
 	if r.Labels == nil {
@@ -97,7 +97,7 @@ func (k *Keeper) Record(ctx context.Context, r *v1alpha1.Run) error {
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return nil
-	case apierrors.IsNotFound(err), apimeta.IsNoMatchError(err), apierrors.HasStatusCause(err, "NamespaceTerminating"):
+	case apierrors.IsNotFound(err), apimeta.IsNoMatchError(err), apierrors.IsForbidden(err), apierrors.IsInvalid(err):
 		log.FromContext(ctx).Info("a run is not recorded", "run", r.Name, "why", err.Error())
 		return nil
 	case err != nil:
@@ -107,7 +107,10 @@ func (k *Keeper) Record(ctx context.Context, r *v1alpha1.Run) error {
 	k.mu.Lock()
 	k.units[u] = append(k.units[u], kept{r.Name, r.Status.Ended.Time})
 	k.mu.Unlock()
-	return k.prune(ctx, u)
+	if err := k.prune(ctx, u); err != nil {
+		log.FromContext(ctx).Info("old runs are not removed", "unit", u.String(), "why", err.Error())
+	}
+	return nil
 }
 
 // Start reads which Runs there are, removes those that are too many or too old, and goes

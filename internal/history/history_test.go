@@ -115,7 +115,7 @@ func TestErrors(t *testing.T) {
 		"KindMissing": {reason: "an older installation must not stop its units", err: apierrors.NewNotFound(resource, "")},
 		"Terminating": {reason: "the record goes with the namespace anyway", err: terminating},
 		"Unavailable": {reason: "it is tried again", err: apierrors.NewServiceUnavailable("later"), fails: true},
-		"Forbidden":   {reason: "a missing permission is mended by a person, who has to see it", err: apierrors.NewForbidden(resource, "x", errors.New("no")), fails: true},
+		"Forbidden":   {reason: "a quota or a missing permission must not keep the result of an apply from the status", err: apierrors.NewForbidden(resource, "x", errors.New("no"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := testClient(t, interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error { return tc.err }})

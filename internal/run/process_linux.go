@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // identify asks the kernel about a process. The error is fs.ErrNotExist when there
@@ -42,6 +43,35 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
+// environ is the environment of a process. It is empty for a moment while the process goes from
+// one program to the next, and always for the kernel's own; so what is empty is looked at
+// a few times.
+func environ(pid string) []byte {
+	for range 5 {
+		content, err := os.ReadFile("/proc/" + pid + "/environ")
+		if err != nil || len(content) > 0 {
+			return content
+		}
+		if line, err := os.ReadFile("/proc/" + pid + "/stat"); err != nil || kernelThread(line) {
+			return nil
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return nil
+}
+
+// kernelThread tells it by the flags of a process, the seventh field after the state and
+// its command in parentheses (PF_KTHREAD of the kernel's sched.h).
+func kernelThread(stat []byte) bool {
+	const flag, field = 0x00200000, 6
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= field {
+		return true
+	}
+	flags, err := strconv.ParseUint(string(fields[field]), 10, 64)
+	return err != nil || flags&flag != 0
+}
+
 // marked returns the processes whose environment has NAME=VALUE, as far as we may
 // see it.
 func marked(name, value string) ([]Process, error) {
@@ -62,11 +92,7 @@ func marked(name, value string) ([]Process, error) {
 		if err != nil || id.dead {
 			continue
 		}
-		environ, err := os.ReadFile("/proc/" + e.Name() + "/environ")
-		if err != nil {
-			continue
-		}
-		for v := range bytes.SplitSeq(environ, []byte{0}) {
+		for v := range bytes.SplitSeq(environ(e.Name()), []byte{0}) {
 			if bytes.Equal(v, want) {
 				out = append(out, Process{PID: pid, StartTime: id.startTime})
 				break

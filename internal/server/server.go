@@ -233,7 +233,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop()
 	g, serving := errgroup.WithContext(serving)
 	g.Go(func() error { return s.gate.Start(serving) })
-	g.Go(func() error { return s.states.listener.Serve(serving, s.states.handler) })
+	g.Go(func() error { return s.states.serve(serving) })
 	g.Go(func() error { return s.web.serve(serving, s.listener) })
 	g.Go(func() error { return s.manager.Start(serving) })
 	g.Go(func() error { return s.profile(serving) })

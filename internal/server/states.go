@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 
@@ -34,8 +35,11 @@ type states struct {
 	blobs    *blob.Store
 	grants   *stateserver.Grants
 	listener *stateserver.Listener
-	handler  http.Handler
-	url      string // by which others reach it
+	// local is the listener of runs: by its own authority, which they can be told, where the
+	// certificate of the other is for the name that clients elsewhere use.
+	local   *stateserver.Listener
+	handler http.Handler
+	url     string // by which others reach it
 }
 
 // openStates opens the state service. It serves once serve is called.
@@ -89,6 +93,12 @@ func openStates(ctx context.Context, s *Server, api *rest.Config) (_ *states, er
 	if st.listener, err = stateserver.Listen(listen); err != nil {
 		return nil, err
 	}
+	st.local = st.listener
+	if cfg.StateCertFile != "" {
+		if st.local, err = stateserver.Listen(stateserver.ListenOptions{}); err != nil {
+			return nil, err
+		}
+	}
 	st.url = cfg.StateURL
 	if st.url == "" {
 		st.url = st.listener.URL()
@@ -141,10 +151,20 @@ func stateAction(verb string) audit.Action {
 	return audit.Action("state-" + verb)
 }
 
+// serve answers requests until ctx ends.
+func (st *states) serve(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return st.listener.Serve(ctx, st.handler) })
+	if st.local != st.listener {
+		g.Go(func() error { return st.local.Serve(ctx, st.handler) })
+	}
+	return g.Wait()
+}
+
 // runs is the service as runs use it: by its own address, whatever others call it.
 func (st *states) runs(cfg config.Config) *terraform.States {
 	return &terraform.States{
-		Store: st.store, Grants: st.grants, URL: st.listener.URL(), CA: st.listener.CA(), Default: cfg.StateBackend == config.StateService,
+		Store: st.store, Grants: st.grants, URL: st.local.URL(), CA: st.local.CA(), Default: cfg.StateBackend == config.StateService,
 	}
 }
 
@@ -208,8 +228,10 @@ func (st *states) rotate(ctx context.Context) (recipient string, done store.Rewr
 }
 
 func (st *states) close() {
-	if st.listener != nil {
-		_ = st.listener.Close()
+	for _, l := range []*stateserver.Listener{st.listener, st.local} {
+		if l != nil {
+			_ = l.Close()
+		}
 	}
 	if st.blobs != nil {
 		_ = st.blobs.Close()

@@ -172,7 +172,7 @@ func (c *Controller) stageWait(cy *cycle, why string) (status.Result, error) {
 // applied records a whole apply.
 func (c *Controller) applied(cy *cycle, a *attempt) {
 	m := cy.mem
-	m.attempt, m.dirty = nil, true
+	m.attempt, m.approved, m.dirty = nil, nil, true
 	m.held = a.held
 	if len(a.held) == 0 {
 		m.applied = cy.inputs

@@ -5,6 +5,7 @@ package kustomization
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
@@ -51,10 +53,11 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		m.approved = nil
 		return status.Next, nil
 	}
-	inputs := cy.inputs + policy.Digest(policies)
-	if m.approved != nil && m.approved.inputs == inputs && m.attempt != nil {
-		return status.Next, nil // on its way already
+	inputs := cy.inputs + policy.Digest(policies) + labels.Set(ks.Labels).String()
+	if m.approved != nil && m.approved.inputs == inputs && m.attempt != nil && m.attempt.failed == nil && m.attempt.intent != nil {
+		return status.Next, nil // being written already
 	}
+	m.approved = nil
 	if m.applied == cy.inputs {
 		if drifted, err := c.drifted(ctx, cy); err != nil || !drifted {
 			return status.Next, err
@@ -74,7 +77,7 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		}
 		summary, err := policy.Check(ctx, policies, policy.Input{
 			Unit:    policy.Unit{Kind: kustomizev1.KustomizationKind, Namespace: ks.Namespace, Name: ks.Name, Labels: ks.Labels},
-			Objects: objects, Mask: masker(b.secrets),
+			Objects: objects, Mask: masker(b.secrets, objects),
 		})
 		if err != nil {
 			return status.Result{}, fmt.Errorf("evaluate the policies: %w", err)
@@ -100,10 +103,27 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 	return c.held(cy, p, d), nil
 }
 
-func masker(secrets []string) *mask.Masker {
-	values := make([][]byte, len(secrets))
-	for i, s := range secrets {
-		values[i] = []byte(s)
+// masker hides what is secret in a build and in the live Secrets that it touches.
+func masker(secrets []string, objects []plan.ObjectChange) *mask.Masker {
+	var values [][]byte
+	for _, s := range secrets {
+		values = append(values, []byte(s))
+	}
+	for _, o := range objects {
+		for _, fields := range []map[string]any{o.Before, o.After} {
+			if fields["kind"] != "Secret" || fields["apiVersion"] != "v1" {
+				continue
+			}
+			encoded, _, _ := unstructured.NestedMap(fields, "data")
+			for _, v := range encoded {
+				if s, ok := v.(string); ok {
+					values = append(values, []byte(s))
+					if plain, err := base64.StdEncoding.DecodeString(s); err == nil {
+						values = append(values, plain)
+					}
+				}
+			}
+		}
 	}
 	return mask.New(values...)
 }

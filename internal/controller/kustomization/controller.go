@@ -202,7 +202,8 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return c.finalize(ctx, cy)
 	}
 	if ks.Spec.Suspend {
-		cy.mem.attempt = nil
+		c.conclude(ctx, cy.mem.attempt, audit.Cancelled, "the unit was suspended")
+		cy.mem.attempt, cy.mem.approved = nil, nil
 		c.claims.withdraw(cy.name)
 		return ctrl.Result{}, nil
 	}

@@ -17,6 +17,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -31,6 +32,8 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 	if err := c.restore(cy); err != nil {
 		return ctrl.Result{}, err
 	}
+	c.conclude(ctx, cy.mem.attempt, audit.Cancelled, "the unit was deleted")
+	cy.mem.attempt = nil
 	keys := union(keysOf(ks.Status.Inventory), cy.mem.begun)
 	if deletesObjects(ks) && len(keys) > 0 {
 		names, err := c.leavingDependants(ctx, cy)

@@ -10,6 +10,7 @@ import (
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 
 	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/approval"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/plan"
@@ -62,9 +63,15 @@ func (c *Controller) conclude(ctx context.Context, a *attempt, result, detail st
 		return
 	}
 	counts := &audit.Counts{}
-	for _, ch := range a.changes {
+	if a.told == nil {
+		a.told = map[kube.ID]bool{}
+	}
+	for id, ch := range a.changes {
+		if !ch.Done || a.told[id] {
+			continue
+		}
+		a.told[id] = true
 		switch {
-		case !ch.Done:
 		case ch.Action == kube.Created:
 			counts.Add++
 		case ch.Action == kube.Configured:
@@ -121,7 +128,8 @@ func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, by
 		all = append(all, e)
 	}
 	if overridden {
-		e.Action, e.Detail = audit.PolicyOverride, denied
+		// Who wrote the annotation is in the API server's audit log; the approver need not have.
+		e.Actor, e.Action, e.Detail = audit.Actor{Kind: audit.Terrace, Name: v1alpha1.PolicyOverrideAnnotation}, audit.PolicyOverride, denied
 		all = append(all, e)
 	}
 	for _, e := range all {
@@ -134,7 +142,7 @@ func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, by
 
 // actor is who let a plan be applied.
 func actor(ks *kustomizev1.Kustomization, id, by string) audit.Actor {
-	if who := v1alpha1.Approver(ks.Annotations, id); who != "" {
+	if who := v1alpha1.Approver(ks.Annotations, id); who != "" && by == approval.ByAnnotation {
 		return audit.Actor{Kind: audit.Kubernetes, Name: who}
 	}
 	return audit.Actor{Kind: audit.Terrace, Name: by}

@@ -78,11 +78,12 @@ type attempt struct {
 	began   time.Time
 	build   *build
 	changes map[kube.ID]kube.Change
-	held    []kube.Change // objects whose kind is not served
-	drift   bool          // nothing but the cluster has changed
-	failed  error         // why the last try failed
-	ended   time.Time     // when it did
-	intent  *audit.Intent // in the ledger, nil before anything is written
+	held    []kube.Change    // objects whose kind is not served
+	drift   bool             // nothing but the cluster has changed
+	failed  error            // why the last try failed
+	ended   time.Time        // when it did
+	intent  *audit.Intent    // in the ledger, nil before anything is written
+	told    map[kube.ID]bool // changes that an earlier outcome in the ledger has counted
 }
 
 func newMemory() *memory {

@@ -44,7 +44,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 	ctl, err := ctrl.NewControllerManagedBy(mgr).
 		Named("kustomization").
 		WithOptions(controller.Options{MaxConcurrentReconciles: c.opts.Concurrent}).
-		For(&kustomizev1.Kustomization{}, builder.WithPredicates(predicate.Or[client.Object](
+		For(&kustomizev1.Kustomization{}, builder.WithPredicates(predicate.Or[client.Object](predicate.LabelChangedPredicate{},
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
 		Watches(&kustomizev1.Kustomization{}, c.dependants(), builder.WithPredicates(dependency.ContentChanged)).
 		Watches(&infra.Terraform{}, dependency.Left(kustomizev1.KustomizationKind)).

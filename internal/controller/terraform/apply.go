@@ -11,8 +11,10 @@ import (
 	"path/filepath"
 
 	tfjson "github.com/hashicorp/terraform-json"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/approval"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
@@ -48,13 +50,16 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 		return err
 	}
 	defer s.close()
-	if j.tf.Spec.RefreshBeforeApply && needsValues(j.tf) {
+	if j.tf.Spec.RefreshBeforeApply && (needsValues(j.tf) || rec.Policy != nil) {
 		if err := s.stillTrue(ctx, rec); err != nil {
 			return err
 		}
 	}
 	file := filepath.Join(s.Tmp, "tfplan")
 	if err := c.extractPlan(ctx, rec.Blob, file); err != nil {
+		return err
+	}
+	if err := c.stillApproved(ctx, j, rec); err != nil {
 		return err
 	}
 	err = c.recorded(ctx, r, applyEntry(j, rec), func() error {
@@ -72,8 +77,28 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 	return s.readBack(ctx, a)
 }
 
-// errStale says that the world has changed since the plan was shown.
-var errStale = errors.New("the plan no longer says what would change")
+// errStale says that the world has changed since the plan was shown, or what it was
+// approved by.
+var errStale = errors.New("the plan no longer says what would change, or may not be applied any more")
+
+// stillApproved asks again, at the last moment, what was decided before the run was queued:
+// meanwhile a window may have shut, a policy have come, an approval have been taken back.
+// It looks at the watch cache, and so costs nothing.
+func (c *Controller) stillApproved(ctx context.Context, j *job, rec infra.PlanRecord) error {
+	var tf infra.Terraform
+	if err := c.opts.Client.Get(ctx, client.ObjectKeyFromObject(j.tf), &tf); err != nil {
+		return fmt.Errorf("look at the approval again: %w", err)
+	}
+	_, digest, err := c.policiesOf(ctx, &tf)
+	if err != nil {
+		return err
+	}
+	tf.Status.LastPlan = &rec
+	if tf.Spec.Suspend || digest != policyDigest(&rec) || !approval.Decide(request(&tf, c.opts.Clock.Now())).Approved {
+		return errStale
+	}
+	return nil
+}
 
 // stillTrue looks at the world once more before a plan is applied that waited for
 // its approval, if the spec asks for it.

@@ -44,9 +44,11 @@ func (s *session) showBackend() {
 // hideBackend encrypts the record if a secret of the run is in it.
 func (s *session) hideBackend() {
 	plain, sealed := backendRecord(s.dir)
+	// What was sealed before may hold a secret of before, which this run does not know.
+	_, was := os.Stat(sealed)
 	_ = os.Remove(sealed)
 	content, err := os.ReadFile(plain)
-	if err == nil && s.job.mask.String(string(content)) != string(content) {
+	if err == nil && (was == nil || s.job.mask.String(string(content)) != string(content)) {
 		s.c.sealBackend(s.job.unit, s.dir, content)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -51,6 +52,11 @@ func (c *Controller) breakGlass(ctx context.Context, cy *cycle) (status.Result, 
 	}
 	j := c.newJob(cy, in)
 	c.start(cy, j, run.Apply, glassID, func(ctx context.Context, r *run.Run) (any, error) {
+		if err := c.append(ctx, audit.Entry{
+			Actor: itself, Action: audit.BreakGlass, Unit: u.String(), Revision: j.revision, Run: r.ID(), Detail: "the directory is prepared for work by hand",
+		}); err != nil {
+			return &glass{attempt: j.attempt}, err
+		}
 		s, err := c.openSession(ctx, r, j, true)
 		if err != nil {
 			return &glass{attempt: j.attempt}, err

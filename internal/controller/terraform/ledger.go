@@ -5,6 +5,7 @@ package terraform
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -46,15 +47,16 @@ func (c *Controller) recorded(ctx context.Context, r *run.Run, e audit.Entry, do
 	return err
 }
 
-// bare is an error as it may be kept for ever: the class of it, without the texts of tools
+// bare is an error as it may be kept for ever: why the run was ended, without the texts of tools
 // and providers, which the run's log has, masked, for as long as it is kept.
 func (c *Controller) bare(err error) string {
-	switch run.OutcomeOf(err) {
-	case run.Failed:
-		return "the run's log says why"
-	default:
-		return err.Error()
+	if cancelled, ok := errors.AsType[*run.CancelledError](err); ok {
+		return cancelled.Error()
 	}
+	if late, ok := errors.AsType[*run.TimedOutError](err); ok {
+		return late.Error()
+	}
+	return "the run's log says why"
 }
 
 // applyEntry is the ledger's entry of an apply.
@@ -100,6 +102,8 @@ func approveEntries(tf *infra.Terraform, rec infra.PlanRecord, who audit.Actor, 
 		out = append(out, entry)
 	}
 	if s.overridden && rec.Policy != nil {
+		// Who wrote the annotation is in the API server's audit log; the approver need not have.
+		entry.Actor = audit.Actor{Kind: audit.Terrace, Name: v1alpha1.PolicyOverrideAnnotation}
 		entry.Action, entry.Detail = audit.PolicyOverride, rec.Policy.Denied
 		out = append(out, entry)
 	}

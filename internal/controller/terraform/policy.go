@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/policy"
 )
@@ -21,7 +23,8 @@ func (c *Controller) policiesOf(ctx context.Context, tf *infra.Terraform) ([]*po
 	if len(set) == 0 {
 		return nil, "", nil
 	}
-	return set, policy.Digest(set), nil
+	// Labels choose policies, and rules look at them.
+	return set, bareSum([]byte(policy.Digest(set) + labels.Set(tf.Labels).String())), nil
 }
 
 // judge evaluates the unit's policies over a plan and puts what they say into its record.

@@ -117,7 +117,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 		Tool: c.opts.Tool, Dir: s.prepared.Module, DataDir: s.prepared.DataDir, Home: s.prepared.Home, Tmp: s.prepared.Tmp,
 		Env: env, CLIConfig: s.prepared.CLIConfig, PluginCache: c.opts.PluginCache,
 		Isolation: c.opts.Isolation.With(nil, []string{s.dir.Path()}),
-		Output:    s.capture, Grace: j.grace(c.opts.Grace), Mask: j.mask.String,
+		Output:    s.capture, Grace: j.grace(c.opts.Grace), Mask: func(text string) string { return j.mask.String(text) },
 		Started: func(p tofu.Process) error { return r.Started(p.PID, p.StartTime, p.Subcommand) },
 	}
 	if err := s.unlockBeforeInit(ctx); err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/state"
 	"github.com/terrace-dev/terrace/internal/state/gate"
@@ -48,7 +49,7 @@ func (s *session) unlockBeforeInit(ctx context.Context) error {
 	if id == "" || s.door == nil {
 		return nil
 	}
-	if err := s.door.release(ctx, id); err != nil {
+	if err := s.c.recorded(ctx, s.run, s.unlockEntry(id), func() error { return s.door.release(ctx, id) }); err != nil {
 		return status.Failf(infra.ReasonLockHeld, "remove state lock %s: %w", id, err)
 	}
 	s.unlocked = id
@@ -63,10 +64,18 @@ func (s *session) forceUnlock(ctx context.Context) (string, error) {
 		return s.unlocked, nil
 	}
 	s.run.Step("unlock", pushTimeout)
-	if err := s.ForceUnlock(ctx, id); err != nil {
+	if err := s.c.recorded(ctx, s.run, s.unlockEntry(id), func() error { return s.ForceUnlock(ctx, id) }); err != nil {
 		return "", status.Failf(infra.ReasonLockHeld, "remove state lock %s: %w", id, err)
 	}
 	return id, nil
+}
+
+// unlockEntry is the ledger's entry of a lock of somebody else that the spec asks to remove.
+func (s *session) unlockEntry(id string) audit.Entry {
+	return audit.Entry{
+		Actor: audit.Actor{Kind: audit.Terrace, Name: "spec.tfstate.forceUnlock"}, Action: audit.Unlock,
+		Unit: s.job.unit.String(), Revision: s.job.revision, Detail: "lock " + id,
+	}
 }
 
 // releaseLeftLock removes the lock of a tool that was killed before it could give it

@@ -46,7 +46,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		Named("terraform").
 		WithOptions(controller.Options{MaxConcurrentReconciles: c.opts.Concurrent}).
 		For(&infra.Terraform{}, builder.WithPredicates(predicate.Or[client.Object](
-			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
+			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}))).
 		Watches(&infra.Terraform{}, c.dependants(), builder.WithPredicates(standingChanged)).
 		Watches(&kustomizev1.Kustomization{}, dependency.Left(infra.TerraformKind)).
 		Watches(&sourcev1.GitRepository{}, c.units.Wake(dependency.BySource, sourcev1.GitRepositoryKind), builder.WithPredicates(dependency.ArtifactChanged)).
