@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
@@ -201,5 +203,18 @@ func TestPrintExport(t *testing.T) {
 	golden(t, "export", out.Bytes())
 	if o.text("spec", "approvePlan") == "" {
 		t.Error("the object itself was changed")
+	}
+}
+
+func TestPolicyLine(t *testing.T) {
+	tf := &infra.Terraform{}
+	tf.Status.Plan.Pending = "plan-main-1"
+	tf.Status.LastPlan = &infra.PlanRecord{ID: "plan-main-1", Policy: &infra.PolicyVerdict{Digest: "d", Denied: "ns/p: no", Warnings: "ns/q: hm"}}
+	if got, want := policyLine(tf), "deny: ns/p: no; warn: ns/q: hm"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	tf.Status.Plan.Pending = "plan-main-2"
+	if got := policyLine(tf); got != "" {
+		t.Errorf("what was said of another plan is shown: %q", got)
 	}
 }

@@ -127,6 +127,7 @@ func terraformFacts(tf *infra.Terraform, now time.Time) []fact {
 	facts := []fact{
 		{"Approval", approvalMode(tf)},
 		{"Plan", planLine(tf)},
+		{"Policies", policyLine(tf)},
 		{"Running", tf.Status.RunningID},
 		{"Applied", tf.Status.Plan.LastApplied},
 		{"Depends on", dependencies(tf)},
@@ -166,6 +167,23 @@ func approvalMode(tf *infra.Terraform) string {
 	default:
 		return tf.Spec.ApprovePlan
 	}
+}
+
+// policyLine is what policies say of the plan that waits, empty when they have nothing against it.
+func policyLine(tf *infra.Terraform) string {
+	last := tf.Status.LastPlan
+	if last == nil || last.Policy == nil || last.ID != tf.Status.Plan.Pending {
+		return ""
+	}
+	var parts []string
+	for _, p := range []struct{ what, why string }{
+		{"deny", last.Policy.Denied}, {"ask for an approval", last.Policy.NeedsApproval}, {"warn", last.Policy.Warnings},
+	} {
+		if p.why != "" {
+			parts = append(parts, p.what+": "+p.why)
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 func planLine(tf *infra.Terraform) string {
