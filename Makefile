@@ -78,9 +78,10 @@ providers: ## build the provider mirror that tests and demo use
 	hack/providers.sh
 
 .PHONY: bench
-bench: build ## measure beside the raw CLI and a bare client (N=30 Terraform units, APPS=100 Kustomizations)
+bench: build ## measure beside the raw CLI, a bare client and the raw disk (N=30 Terraform units, APPS=100 Kustomizations)
 	$(GO) run ./bench/terraform -terrace bin/terrace -tofu bin/tofu -units $(or $(N),30)
 	$(GO) run ./bench/kustomization -terrace bin/terrace -tofu bin/tofu -apps $(or $(APPS),100)
+	$(GO) run ./bench/state -terrace bin/terrace
 
 .PHONY: demo
 demo: build providers ## show the whole story on this machine
