@@ -62,7 +62,7 @@ func openStates(ctx context.Context, s *Server, api *rest.Config) (_ *states, er
 	if st.blobs, err = blob.Open(ctx, blob.Options{URL: location, KeyFile: key}); err != nil {
 		return nil, fmt.Errorf("open the state service: %w", err)
 	}
-	st.store = store.New(store.Options{Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Blobs: st.blobs})
+	st.store = store.New(store.Options{Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Blobs: st.blobs, Namespaces: cfg.WatchNamespaces})
 	tokens, err := stateserver.OpenTokens(filepath.Join(cfg.DataDir, "keys", "state-tokens.key"), nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the state service: %w", err)

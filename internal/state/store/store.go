@@ -89,6 +89,10 @@ type Options struct {
 	// Blobs keeps the content, and nothing else, or Collect would delete that: give a
 	// part (blob.Store.Part) of its own. It needs a key file.
 	Blobs *blob.Store
+	// Namespaces are those whose States have their content in Blobs; empty means all. The
+	// others are another process's, and are left alone by Rewrap. Collect looks at all the
+	// same: what any State names is kept.
+	Namespaces []string
 	// Clock stamps versions and locks; nil is the real one.
 	Clock clock.PassiveClock
 }
@@ -101,6 +105,8 @@ type Store struct {
 	blobs  *blob.Store
 	clock  clock.PassiveClock
 	key    func() ([]byte, error)
+
+	namespaces []string
 }
 
 // New returns a Store.
@@ -112,7 +118,7 @@ func New(o Options) *Store {
 		o.Clock = clock.RealClock{}
 	}
 	return &Store{
-		client: o.Client, reader: o.Reader, blobs: o.Blobs, clock: o.Clock,
+		client: o.Client, reader: o.Reader, blobs: o.Blobs, clock: o.Clock, namespaces: o.Namespaces,
 		key: sync.OnceValues(func() ([]byte, error) { return o.Blobs.Key("state digests") }),
 	}
 }
@@ -769,7 +775,12 @@ func (s *Store) Rewrap(ctx context.Context) (Rewrapped, error) {
 	var done Rewrapped
 	var errs []error
 	var keys []Key
-	if err := s.each(ctx, func(o *v1alpha1.State) { keys = append(keys, client.ObjectKeyFromObject(o)) }); err != nil {
+	err := s.each(ctx, func(o *v1alpha1.State) {
+		if len(s.namespaces) == 0 || slices.Contains(s.namespaces, o.Namespace) {
+			keys = append(keys, client.ObjectKeyFromObject(o))
+		}
+	})
+	if err != nil {
 		return done, fmt.Errorf("seal states anew: list them: %w", err)
 	}
 	for _, key := range keys {
