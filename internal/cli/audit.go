@@ -527,7 +527,7 @@ segment is never overwritten.
 A place whose objects the control plane cannot change is what guards the ledger
 against somebody who has its private key.`,
 		Example: `  terrace audit export --to /backup/ledger
-  terrace audit export --to "s3://ledger-archive?region=eu-central-1"
+  terrace audit export --to file:///mnt/archive/ledger
   terrace audit verify --dir /backup/ledger --public-key audit.pub --exported`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -131,8 +131,8 @@ type Config struct {
 	// StateCertFile and StateKeyFile are the certificate of the state service and its key,
 	// in PEM; without them it makes its own at each start.
 	StateCertFile, StateKeyFile string
-	// StateStorage is where the versions of states are kept, as a directory or a URL of
-	// object storage; empty means in DataDir.
+	// StateStorage is where the versions of states are kept, as a directory or a URL that a
+	// driver of gocloud.dev/blob in this binary opens; empty means in DataDir.
 	StateStorage string
 
 	// Concurrent is how many objects a controller reconciles at a time.

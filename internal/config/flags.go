@@ -84,7 +84,7 @@ func (c *Config) addStateFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.StateURL, "state-url", c.StateURL, "URL by which clients elsewhere reach the state service (default: its address)")
 	fs.StringVar(&c.StateCertFile, "state-cert-file", c.StateCertFile, "certificate of the state service, in PEM (default: its own, made at each start)")
 	fs.StringVar(&c.StateKeyFile, "state-key-file", c.StateKeyFile, "key of --state-cert-file, in PEM")
-	fs.StringVar(&c.StateStorage, "state-storage", c.StateStorage, "directory or URL of object storage for the versions of states (default: in the data directory)")
+	fs.StringVar(&c.StateStorage, "state-storage", c.StateStorage, "directory, or file:// URL, for the versions of states (default: in the data directory)")
 }
 
 func (c *Config) addServingFlags(fs *pflag.FlagSet) {
