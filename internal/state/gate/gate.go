@@ -25,7 +25,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"log"
 	"net"
 	"net/http"
 	"net/url"
@@ -40,6 +39,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/terrace-dev/terrace/internal/state"
+	"github.com/terrace-dev/terrace/internal/state/https"
 )
 
 // Options configure a Gate.
@@ -59,7 +59,7 @@ type Gate struct {
 	base      *url.URL // of the API server, with its path
 	client    *http.Client
 	listener  net.Listener
-	authority *authority
+	authority *https.Authority
 	forwarded atomic.Uint64
 
 	mu     sync.Mutex
@@ -111,7 +111,7 @@ func New(opts Options) (*Gate, error) {
 		l.Close()
 		return nil, fmt.Errorf("open the state gate: %s is not a loopback address", opts.Address)
 	}
-	a, err := newAuthority(opts.Clock, ip)
+	a, err := https.NewAuthority(opts.Clock, "terrace state gate", nil, []net.IP{ip})
 	if err != nil {
 		l.Close()
 		return nil, fmt.Errorf("open the state gate: make its certificate authority: %w", err)
@@ -124,42 +124,20 @@ func New(opts Options) (*Gate, error) {
 // Start serves until ctx ends; requests that are being served then get ten seconds.
 // It may be called once. The error says why it stopped before.
 func (g *Gate) Start(ctx context.Context) error {
-	// A run asks one thing after the other. HTTP/2 would bring it nothing, and make
-	// each shutdown wait a second for farewells.
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
 	server := &http.Server{
 		Handler:           g,
-		Protocols:         &protocols,
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: g.authority.certificate},
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: g.authority.Certificate},
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       time.Minute,
 		WriteTimeout:      3 * time.Minute,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		// Handshakes that fail are the caller's to report, and its processes die in
-		// the middle of everything.
-		ErrorLog: log.New(discard{}, "", 0),
 	}
-	stopped := make(chan error, 1)
-	go func() { stopped <- server.ServeTLS(g.listener, "", "") }()
-	select {
-	case err := <-stopped:
+	if err := https.Serve(ctx, server, g.listener); err != nil {
 		return fmt.Errorf("serve the state gate: %w", err)
-	case <-ctx.Done():
 	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	if err := server.Shutdown(grace); err != nil {
-		_ = server.Close()
-	}
-	<-stopped
 	return nil
 }
-
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
 // URL is where the gate listens.
 func (g *Gate) URL() string { return "https://" + g.listener.Addr().String() }
@@ -216,7 +194,7 @@ func (g *Gate) Grant(s Scope) (*Access, error) {
 func (g *Gate) kubeconfig(namespace, token string) ([]byte, error) {
 	const name = "terrace"
 	c := clientcmdapi.NewConfig()
-	c.Clusters[name] = &clientcmdapi.Cluster{Server: g.URL(), CertificateAuthorityData: g.authority.pem}
+	c.Clusters[name] = &clientcmdapi.Cluster{Server: g.URL(), CertificateAuthorityData: g.authority.PEM()}
 	c.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token}
 	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: namespace}
 	c.CurrentContext = name

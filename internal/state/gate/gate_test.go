@@ -11,12 +11,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -25,7 +23,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/terrace-dev/terrace/internal/state"
@@ -568,29 +565,6 @@ func TestWriteOutlivesItsClient(t *testing.T) {
 	a.Revoke()
 	if got, ok := a.LastState(); !ok || string(got) != fullState {
 		t.Errorf("state: %q", got)
-	}
-}
-
-func TestCertificateIsRenewed(t *testing.T) {
-	clock := testingclock.NewFakePassiveClock(time.Now())
-	a, err := newAuthority(clock, net.IPv4(127, 0, 0, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, err := a.certificate(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if again, _ := a.certificate(nil); again != first {
-		t.Error("a good certificate was replaced")
-	}
-	clock.SetTime(clock.Now().Add(serverLife - renewBefore))
-	next, err := a.certificate(nil)
-	if err != nil || next == first {
-		t.Errorf("an old certificate stays: %v", err)
-	}
-	if err := next.Leaf.CheckSignatureFrom(a.cert); err != nil {
-		t.Error(err)
 	}
 }
 

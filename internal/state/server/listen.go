@@ -5,31 +5,18 @@ package server
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
-)
 
-const (
-	authorityLife = 10 * 365 * 24 * time.Hour
-	serverLife    = 30 * 24 * time.Hour
-	// renewBefore is how long before its end a certificate is replaced.
-	renewBefore = 10 * 24 * time.Hour
+	"github.com/terrace-dev/terrace/internal/state/https"
 )
 
 // ListenOptions configure a Listener.
@@ -55,7 +42,7 @@ type ListenOptions struct {
 type Listener struct {
 	listener  net.Listener
 	tls       *tls.Config
-	authority *authority
+	authority *https.Authority
 	host      string
 }
 
@@ -102,7 +89,7 @@ func Listen(o ListenOptions) (*Listener, error) {
 	if l.authority, err = newAuthority(o.Clock, names); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the state service: make its certificate authority: %w", err), l.listener.Close())
 	}
-	l.tls.GetCertificate = l.authority.certificate
+	l.tls.GetCertificate = l.authority.Certificate
 	return l, nil
 }
 
@@ -115,7 +102,7 @@ func (l *Listener) CA() []byte {
 	if l.authority == nil {
 		return nil
 	}
-	return l.authority.pem
+	return l.authority.PEM()
 }
 
 // Close closes an address that is not served.
@@ -124,123 +111,33 @@ func (l *Listener) Close() error { return l.listener.Close() }
 // Serve serves h until ctx ends; requests that are being served then get ten seconds.
 // It may be called once. The error says why it stopped before.
 func (l *Listener) Serve(ctx context.Context, h http.Handler) error {
-	// Terraform asks one thing after the other. HTTP/2 would bring it nothing, and make
-	// each shutdown wait a second for farewells.
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
 	srv := &http.Server{
 		Handler:           h,
-		Protocols:         &protocols,
 		TLSConfig:         l.tls,
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       5 * time.Minute,
 		WriteTimeout:      6 * time.Minute,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
-		// Handshakes that fail are the client's to report.
-		ErrorLog: log.New(discard{}, "", 0),
 	}
-	stopped := make(chan error, 1)
-	go func() { stopped <- srv.ServeTLS(l.listener, "", "") }()
-	select {
-	case err := <-stopped:
+	if err := https.Serve(ctx, srv, l.listener); err != nil {
 		return fmt.Errorf("serve states: %w", err)
-	case <-ctx.Done():
 	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	if err := srv.Shutdown(grace); err != nil {
-		_ = srv.Close()
-	}
-	<-stopped
 	return nil
 }
 
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
-
-// authority signs a listener's own certificates. Its key never leaves the process.
-type authority struct {
-	clock clock.PassiveClock
-	dns   []string
-	ips   []net.IP
-	key   *ecdsa.PrivateKey
-	cert  *x509.Certificate
-	pem   []byte
-
-	mu      sync.Mutex
-	current *tls.Certificate
-}
-
-func newAuthority(c clock.PassiveClock, names []string) (*authority, error) {
-	a := &authority{clock: c}
+// newAuthority returns an authority of the listener's own, for the names and addresses by
+// which it is reached.
+func newAuthority(c clock.PassiveClock, names []string) (*https.Authority, error) {
+	var dns []string
+	var ips []net.IP
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		if ip := net.ParseIP(name); ip != nil {
-			a.ips = append(a.ips, ip)
+			ips = append(ips, ip)
 		} else if name != "" {
-			a.dns = append(a.dns, name)
+			dns = append(dns, name)
 		}
 	}
-	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "terrace state service"},
-		BasicConstraintsValid: true,
-		IsCA:                  true,
-		MaxPathLenZero:        true,
-		KeyUsage:              x509.KeyUsageCertSign,
-	}
-	var err error
-	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		return nil, err
-	}
-	der, err := a.sign(template, authorityLife, &a.key.PublicKey, template)
-	if err != nil {
-		return nil, err
-	}
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		return nil, err
-	}
-	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return a, nil
-}
-
-func (a *authority) sign(template *x509.Certificate, life time.Duration, key *ecdsa.PublicKey, parent *x509.Certificate) ([]byte, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		return nil, err
-	}
-	template.SerialNumber = serial
-	template.NotBefore = a.clock.Now().Add(-time.Hour) // clocks differ, and are set
-	template.NotAfter = a.clock.Now().Add(life)
-	return x509.CreateCertificate(rand.Reader, template, parent, key, a.key)
-}
-
-// certificate returns the server's certificate, a new one before it expires.
-func (a *authority) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.current != nil && a.clock.Now().Before(a.current.Leaf.NotAfter.Add(-renewBefore)) {
-		return a.current, nil
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make the key of the state service: %w", err)
-	}
-	der, err := a.sign(&x509.Certificate{
-		Subject:     pkix.Name{CommonName: "terrace state service"},
-		DNSNames:    a.dns,
-		IPAddresses: a.ips,
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}, serverLife, &key.PublicKey, a.cert)
-	if err != nil {
-		return nil, fmt.Errorf("make the certificate of the state service: %w", err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("make the certificate of the state service: %w", err)
-	}
-	a.current = &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
-	return a.current, nil
+	return https.NewAuthority(c, "terrace state service", dns, ips)
 }
