@@ -19,6 +19,8 @@ import (
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
 	"gocloud.dev/gcerrors"
+
+	"github.com/terrace-dev/terrace/internal/durable"
 )
 
 // ExportReport says what an export did. Both lists are names of segments,
@@ -166,7 +168,7 @@ func (t *target) export(ctx context.Context, dir string, key ed25519.PublicKey, 
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(f.Sync(), f.Close(), syncDir(t.dir)); err != nil {
+		if err := errors.Join(f.Sync(), f.Close(), durable.SyncDir(t.dir)); err != nil {
 			return err
 		}
 	}
@@ -251,7 +253,7 @@ func (l *Ledger) Export(ctx context.Context, bucket string) (ExportReport, error
 		}
 		r.Removed = append(r.Removed, segmentName(n))
 	}
-	if err := syncDir(l.opts.Dir); err != nil {
+	if err := durable.SyncDir(l.opts.Dir); err != nil {
 		return r, fmt.Errorf("remove exported segments: %w", err)
 	}
 	return r, nil

@@ -14,6 +14,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/terrace-dev/terrace/internal/durable"
 )
 
 const (
@@ -81,10 +83,8 @@ func loadKey(file string, mayMake bool) (key ed25519.PrivateKey, made bool, err 
 	if err != nil {
 		return nil, false, err
 	}
-	if info, err := os.Stat(file); err != nil {
+	if _, err := durable.Private(file); err != nil {
 		return nil, false, err
-	} else if info.Mode().Perm()&0o077 != 0 {
-		return nil, false, fmt.Errorf("others can read it (mode %04o); make it 0600", info.Mode().Perm())
 	}
 	// The errors of the parsers could quote the key.
 	block, _ := pem.Decode(data)
@@ -103,7 +103,7 @@ func loadKey(file string, mayMake bool) (key ed25519.PrivateKey, made bool, err 
 	return key, made, writeWhole(PublicKeyFile(file), public, 0o644)
 }
 
-// makeKey writes a new key, whole or not at all; another process may be first.
+// makeKey writes a new key; another process may be first.
 func makeKey(file string) error {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -113,23 +113,7 @@ func makeKey(file string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(pem.EncodeToMemory(&pem.Block{Type: privateType, Bytes: der}))
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	// A link, not a rename: it never replaces a key that is there already.
-	if err := os.Link(f.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncDir(filepath.Dir(file))
+	return durable.Create(file, pem.EncodeToMemory(&pem.Block{Type: privateType, Bytes: der}))
 }
 
 // writeWhole writes a file that is there whole or not at all, and durable.
@@ -145,16 +129,8 @@ func writeWhole(file string, data []byte, mode fs.FileMode) error {
 	if err := os.Rename(f.Name(), file); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(file))
+	return durable.SyncDir(filepath.Dir(file))
 }
 
 // newExt ends the names of files that are not whole yet.
 const newExt = ".new"
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}

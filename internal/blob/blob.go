@@ -31,6 +31,8 @@ import (
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
 	"gocloud.dev/gcerrors"
+
+	"github.com/terrace-dev/terrace/internal/durable"
 )
 
 var (
@@ -229,15 +231,7 @@ func (s *Store) commit(ctx context.Context, f *os.File, d digest.Digest) error {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 // Open returns the content of a blob. Reading to the end also checks it: the

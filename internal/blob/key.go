@@ -14,7 +14,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +21,8 @@ import (
 	"filippo.io/age"
 	digest "github.com/opencontainers/go-digest"
 	"gocloud.dev/gcerrors"
+
+	"github.com/terrace-dev/terrace/internal/durable"
 )
 
 // ErrKeyInUse is returned by Retire when blobs are left that only an older identity
@@ -58,12 +59,9 @@ func openKeyring(file string) (*keyring, error) {
 
 // load reads the file. The caller holds mu, or is alone.
 func (k *keyring) load() error {
-	info, err := os.Stat(k.file)
+	info, err := durable.Private(k.file)
 	if err != nil {
 		return err
-	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("others can read it (mode %04o); make it 0600", info.Mode().Perm())
 	}
 	data, err := os.ReadFile(k.file)
 	if err != nil {
@@ -144,53 +142,19 @@ func (k *keyring) write(identities []age.Identity) error {
 		}
 		fmt.Fprintln(&b, id)
 	}
-	temp, err := spoolKey(k.file, b.Bytes())
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temp)
-	if err := os.Rename(temp, k.file); err != nil {
-		return err
-	}
-	if err := syncDir(filepath.Dir(k.file)); err != nil {
+	if err := durable.Replace(k.file, b.Bytes()); err != nil {
 		return err
 	}
 	return k.load()
 }
 
-// createKey writes a new identity to file, whole or not at all, unless another
-// process was first.
+// createKey writes a new identity to file, unless another process was first.
 func createKey(file string) error {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
-	}
-	temp, err := spoolKey(file, fmt.Appendf(nil, "# public key: %s\n%s\n", id.Recipient(), id))
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temp)
-	// A link, not a rename: it never replaces a key that is there already.
-	if err := os.Link(temp, file); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncDir(filepath.Dir(file))
-}
-
-// spoolKey writes a file beside a key file, 0600 and on disk, and returns its name.
-func spoolKey(file string, content []byte) (string, error) {
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*")
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return "", errors.Join(err, os.Remove(f.Name()))
-	}
-	return f.Name(), nil
+	return durable.Create(file, fmt.Appendf(nil, "# public key: %s\n%s\n", id.Recipient(), id))
 }
 
 // Rotate makes a new identity the first of the key file, so that it seals from now

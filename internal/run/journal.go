@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/terrace-dev/terrace/internal/durable"
 )
 
 // Process is a process that a run started. PID, StartTime and Boot together name it
@@ -109,7 +111,7 @@ func (j *journal) create() error {
 	if err := j.write(j.begun()); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 func (j *journal) begun() line {

@@ -222,13 +222,3 @@ func (s *store) remove(u Unit) error {
 	_ = os.Remove(filepath.Dir(s.unitDir(u)))
 	return nil
 }
-
-// syncDir makes the names in a directory durable.
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}

@@ -17,13 +17,13 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"k8s.io/utils/clock"
 
+	"github.com/terrace-dev/terrace/internal/durable"
 	"github.com/terrace-dev/terrace/internal/state/store"
 )
 
@@ -83,12 +83,8 @@ func OpenTokens(file string, c clock.PassiveClock) (*Tokens, error) {
 }
 
 func readKey(file string) ([]byte, error) {
-	info, err := os.Stat(file)
-	if err != nil {
+	if _, err := durable.Private(file); err != nil {
 		return nil, err
-	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("others can read it (mode %04o); make it 0600", info.Mode().Perm())
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -101,28 +97,13 @@ func readKey(file string) ([]byte, error) {
 	return key, nil
 }
 
-// createKey writes a new key, whole or not at all; another process may be first.
+// createKey writes a new key; another process may be first.
 func createKey(file string) error {
 	key := make([]byte, 32)
 	if _, err := rand.Read(key); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = fmt.Fprintln(f, hex.EncodeToString(key))
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Link(f.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
+	return durable.Create(file, fmt.Appendln(nil, hex.EncodeToString(key)))
 }
 
 // Mint makes a token for one state; by is who asked for it. Without write it is good
