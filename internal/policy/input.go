@@ -153,7 +153,7 @@ func (d *document) readPlan(data []byte) ([][]byte, error) {
 		}
 		d.changes = append(d.changes, c)
 	}
-	return sensitive(whole), nil
+	return plan.SensitiveIn(whole), nil
 }
 
 // readObjects reads the objects of a Kustomization and returns what is in Secrets.
@@ -227,97 +227,13 @@ func secretsOf(o map[string]any, all bool) [][]byte {
 			}
 			out = append(out, []byte(s))
 		}
-		out = collect(out, o["stringData"])
+		out = plan.Leaves(out, o["stringData"])
 	}
 	if all {
 		for k, v := range o {
 			if k != "apiVersion" && k != "kind" && k != "metadata" {
-				out = collect(out, v)
+				out = plan.Leaves(out, v)
 			}
-		}
-	}
-	return out
-}
-
-// marks are the names of values in a plan, and of what marks their sensitive parts.
-var marks = map[string]string{"before": "before_sensitive", "after": "after_sensitive", "values": "sensitive_values"}
-
-// sensitive returns the values that a Terraform plan marks as sensitive anywhere: in
-// changes, in the planned and the prior state, in outputs and in variables.
-func sensitive(whole map[string]any) [][]byte {
-	var out [][]byte
-	var walk func(v any)
-	walk = func(v any) {
-		switch v := v.(type) {
-		case []any:
-			for _, e := range v {
-				walk(e)
-			}
-		case map[string]any:
-			for name, mark := range marks {
-				out = marked(out, v[name], v[mark])
-			}
-			if v["sensitive"] == true {
-				out = collect(out, v["value"])
-			}
-			for _, e := range v {
-				walk(e)
-			}
-		}
-	}
-	walk(whole)
-
-	configuration, _ := whole["configuration"].(map[string]any)
-	root, _ := configuration["root_module"].(map[string]any)
-	declared, _ := root["variables"].(map[string]any)
-	given, _ := whole["variables"].(map[string]any)
-	for name, d := range declared {
-		declaration, _ := d.(map[string]any)
-		variable, _ := given[name].(map[string]any)
-		if declaration["sensitive"] == true {
-			out = collect(out, variable["value"])
-			out = collect(out, declaration["default"])
-		}
-	}
-	return out
-}
-
-// marked adds the parts of v that the mark covers; a mark has the shape of the value,
-// with true where it is sensitive.
-func marked(out [][]byte, v, mark any) [][]byte {
-	switch m := mark.(type) {
-	case bool:
-		if m {
-			return collect(out, v)
-		}
-	case map[string]any:
-		object, _ := v.(map[string]any)
-		for k, e := range object {
-			out = marked(out, e, m[k])
-		}
-	case []any:
-		list, _ := v.([]any)
-		for i := range min(len(list), len(m)) {
-			out = marked(out, list[i], m[i])
-		}
-	}
-	return out
-}
-
-// collect adds all texts and numbers in v.
-func collect(out [][]byte, v any) [][]byte {
-	switch v := v.(type) {
-	case string:
-		out = append(out, []byte(v))
-	case int64, float64:
-		out = append(out, fmt.Append(nil, v))
-	case []any:
-		for _, e := range v {
-			out = collect(out, e)
-		}
-	case map[string]any:
-		for _, e := range v {
-			out = collect(out, e)
 		}
 	}
 	return out

@@ -7,11 +7,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/mask"
+	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/policy"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
@@ -112,4 +114,12 @@ func fileDigest(path string) (string, error) {
 		return "", err
 	}
 	return bareSum(content), nil
+}
+
+// learn adds what a plan marks as sensitive to what is masked for the rest of the run:
+// webhooks and policies are given the plan, and may quote it.
+func (j *job) learn(planJSON []byte) {
+	if values := plan.Sensitive(planJSON); len(values) > 0 {
+		j.mask = mask.New(slices.Concat(j.inputs.Secrets, values)...)
+	}
 }

@@ -20,6 +20,7 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/mask"
+	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
 )
 
@@ -137,7 +138,7 @@ func (c *Controller) healthSecrets(inputsBlob string, out outputs) [][]byte {
 	for _, o := range out {
 		var v any
 		if o.Sensitive && json.Unmarshal(o.Value, &v) == nil {
-			secrets = leaves(secrets, v)
+			secrets = plan.Leaves(secrets, v)
 		}
 	}
 	return secrets

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Terrace Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package terraform
+package plan
 
 import (
 	"slices"
@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestSensitiveValues(t *testing.T) {
+func TestSensitive(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason, plan string
 		want         []string
@@ -26,7 +26,7 @@ func TestSensitiveValues(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, v := range sensitiveValues([]byte(tc.plan)) {
+			for _, v := range Sensitive([]byte(tc.plan)) {
 				got = append(got, string(v))
 			}
 			slices.Sort(got)
