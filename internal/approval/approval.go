@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/terrace-dev/terrace/internal/plan"
 )
 
 // Values of approvePlan that are not a plan id.
@@ -80,12 +82,7 @@ type Pending struct {
 	// Drift tells that the plan repairs drift.
 	Drift bool
 	// Counts are the numbers of what the plan does.
-	Counts Counts
-}
-
-// Counts are numbers of resources or objects. One that is replaced is counted once.
-type Counts struct {
-	Create, Update, Delete, Replace int
+	Counts plan.Counts
 }
 
 // Who approves a plan, in Decision.By.

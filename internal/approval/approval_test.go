@@ -12,6 +12,7 @@ import (
 
 	"github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/plan"
 )
 
 func TestDecide(t *testing.T) {
@@ -85,10 +86,10 @@ func TestDecide(t *testing.T) {
 // TestDecideMore has what annotations, policies and the time add.
 func TestDecideMore(t *testing.T) {
 	const id, digest = "plan-main-0123456789", "sha256:0123456789abcdef"
-	with := func(c Counts) *Pending {
+	with := func(c plan.Counts) *Pending {
 		return &Pending{ID: id, Digest: digest, RevisionID: "plan-main-b8e362c206", Counts: c}
 	}
-	harmless, harmful := with(Counts{Create: 2, Update: 1}), with(Counts{Create: 1, Delete: 2, Replace: 3})
+	harmless, harmful := with(plan.Counts{Create: 2, Update: 1}), with(plan.Counts{Create: 1, Delete: 2, Replace: 3})
 	approved := func(by, why string) Decision {
 		return Decision{Approved: true, By: by, Why: why, Message: "Plan generated"}
 	}
@@ -124,8 +125,8 @@ func TestDecideMore(t *testing.T) {
 	}{
 		"NoDestroy":         {"What destroys nothing is applied by itself.", Request{AutoApprove: "no-destroy", Pending: harmless}, approved(ByNoDestroy, "the plan destroys and replaces nothing")},
 		"NoDestroyHarm":     {"What destroys or replaces waits, and it says what that is.", Request{AutoApprove: "no-destroy", Pending: harmful}, wait("the plan destroys 2 and replaces 3, which annotation terrace.dev/auto-approve does not apply by itself")},
-		"NoDestroyDelete":   {"Without replacements none are told of.", Request{AutoApprove: "no-destroy", Pending: with(Counts{Delete: 1})}, wait("the plan destroys 1, which annotation terrace.dev/auto-approve does not apply by itself")},
-		"NoDestroyReplace":  {"A replacement destroys what may hold data.", Request{AutoApprove: "no-destroy", Pending: with(Counts{Replace: 1})}, wait("the plan replaces 1, which annotation terrace.dev/auto-approve does not apply by itself")},
+		"NoDestroyDelete":   {"Without replacements none are told of.", Request{AutoApprove: "no-destroy", Pending: with(plan.Counts{Delete: 1})}, wait("the plan destroys 1, which annotation terrace.dev/auto-approve does not apply by itself")},
+		"NoDestroyReplace":  {"A replacement destroys what may hold data.", Request{AutoApprove: "no-destroy", Pending: with(plan.Counts{Replace: 1})}, wait("the plan replaces 1, which annotation terrace.dev/auto-approve does not apply by itself")},
 		"NoDestroyAll":      {"A plan that destroys everything does so whatever its counts.", Request{AutoApprove: "no-destroy", Pending: &Pending{ID: id, Destroy: true}}, wait("the plan destroys everything, which annotation terrace.dev/auto-approve does not apply by itself")},
 		"NoDestroyAuto":     {"It restricts a unit that applies everything by itself.", Request{AutoApprove: "no-destroy", ApprovePlan: "auto", Pending: harmful}, wait("the plan destroys 2 and replaces 3, which annotation terrace.dev/auto-approve does not apply by itself")},
 		"NoDestroyAutoFine": {"And leaves it what is harmless.", Request{AutoApprove: "no-destroy", ApprovePlan: "auto", Pending: harmless}, approved(ByNoDestroy, "the plan destroys and replaces nothing")},

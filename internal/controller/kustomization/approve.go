@@ -4,8 +4,8 @@
 package kustomization
 
 import (
+	"cmp"
 	"context"
-	"encoding/base64"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,8 +22,8 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/approval"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
-	"github.com/terrace-dev/terrace/internal/mask"
 	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/policy"
 	"github.com/terrace-dev/terrace/internal/status"
@@ -77,7 +77,7 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		}
 		summary, err := policy.Check(ctx, policies, policy.Input{
 			Unit:    policy.Unit{Kind: kustomizev1.KustomizationKind, Namespace: ks.Namespace, Name: ks.Name, Labels: ks.Labels},
-			Objects: objects, Mask: masker(b.secrets, objects),
+			Objects: objects, Mask: masker(b.secrets),
 		})
 		if err != nil {
 			return status.Result{}, fmt.Errorf("evaluate the policies: %w", err)
@@ -87,45 +87,21 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 			cy.tellOnce(corev1.EventTypeWarning, v1alpha1.ReasonPolicyWarning, policy.Sentence(summary.Warnings))
 		}
 	}
-	request.Pending = &approval.Pending{
-		ID: p.ID, Digest: p.Digest,
-		Counts: approval.Counts{Create: p.Counts.Create, Update: p.Counts.Update, Delete: p.Counts.Delete, Replace: p.Counts.Replace},
-	}
+	request.Pending = &approval.Pending{ID: p.ID, Digest: p.Digest, Counts: p.Counts}
 	d := approval.Decide(request)
 	if d.Approved {
-		ok := &approvedPlan{inputs: inputs, id: p.ID, digest: p.Digest, counts: p.Counts, by: actor(ks, p.ID, d.By)}
-		if err := c.decided(ctx, cy, ok, d.By == approval.ByAnnotation, d.Overridden, request.Policy.Denied); err != nil {
+		ok := &approvedPlan{inputs: inputs, id: p.ID, digest: p.Digest, counts: p.Counts, by: audit.Approver(ks.Annotations, p.ID, d.By)}
+		denied := ""
+		if d.Overridden {
+			denied = request.Policy.Denied
+		}
+		if err := c.decided(ctx, cy, ok, d.By, denied); err != nil {
 			return status.Result{}, err
 		}
 		m.approved = ok
 		return status.Next, nil
 	}
 	return c.held(cy, p, d), nil
-}
-
-// masker hides what is secret in a build and in the live Secrets that it touches.
-func masker(secrets []string, objects []plan.ObjectChange) *mask.Masker {
-	var values [][]byte
-	for _, s := range secrets {
-		values = append(values, []byte(s))
-	}
-	for _, o := range objects {
-		for _, fields := range []map[string]any{o.Before, o.After} {
-			if fields["kind"] != "Secret" || fields["apiVersion"] != "v1" {
-				continue
-			}
-			encoded, _, _ := unstructured.NestedMap(fields, "data")
-			for _, v := range encoded {
-				if s, ok := v.(string); ok {
-					values = append(values, []byte(s))
-					if plain, err := base64.StdEncoding.DecodeString(s); err == nil {
-						values = append(values, plain)
-					}
-				}
-			}
-		}
-	}
-	return mask.New(values...)
 }
 
 // held says what a plan waits for.
@@ -165,6 +141,10 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, []plan.Ob
 	if err != nil {
 		return nil, nil, err
 	}
+	built := map[kube.Key]*unstructured.Unstructured{}
+	for _, o := range b.objects {
+		built[kube.KeyOf(o)] = o
+	}
 	opts := c.applyOptions(cy)
 	var all, same []plan.ObjectChange
 	for _, stage := range kube.Stages(b.objects, c.opts.CustomStage) {
@@ -176,7 +156,7 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, []plan.Ob
 			if oc, ok := ch.Planned(); ok {
 				all = append(all, oc)
 			} else {
-				same = append(same, unchanged(ch, b))
+				same = append(same, unchanged(ch, built))
 			}
 		}
 	}
@@ -201,18 +181,10 @@ func (c *Controller) plan(ctx context.Context, cy *cycle) (*plan.Plan, []plan.Ob
 }
 
 // unchanged is an object that stays as it is, or as somebody else wants it.
-func unchanged(ch kube.Change, b *build) plan.ObjectChange {
-	oc := plan.ObjectChange{Action: plan.ActionNoop}
-	for _, o := range []*unstructured.Unstructured{ch.After, ch.Before} {
-		if o != nil {
-			oc.Before, oc.After = o.Object, o.Object
-			return oc
-		}
+func unchanged(ch kube.Change, built map[kube.Key]*unstructured.Unstructured) plan.ObjectChange {
+	o := cmp.Or(ch.After, ch.Before, built[ch.Key])
+	if o == nil {
+		return plan.ObjectChange{Action: plan.ActionNoop}
 	}
-	for _, o := range b.objects {
-		if kube.KeyOf(o) == ch.Key {
-			oc.Before, oc.After = o.Object, o.Object
-		}
-	}
-	return oc
+	return plan.ObjectChange{Action: plan.ActionNoop, Before: o.Object, After: o.Object}
 }

@@ -9,17 +9,12 @@ import (
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 
-	"github.com/terrace-dev/terrace/api/v1alpha1"
-	"github.com/terrace-dev/terrace/internal/approval"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/plan"
 )
 
-// itself is the actor of what nobody asked for by hand.
-var itself = audit.Actor{Kind: audit.Terrace, Name: "terrace"}
-
-// approved is a plan that may be applied.
+// approvedPlan is a plan that may be applied.
 type approvedPlan struct {
 	inputs     string // that it is a plan of, and the policies that it was judged by
 	id, digest string
@@ -43,12 +38,12 @@ func (c *Controller) intend(ctx context.Context, cy *cycle) error {
 	if a.intent != nil {
 		return nil
 	}
-	e := cy.entry(audit.Apply, itself)
+	e := cy.entry(audit.Apply, audit.Itself)
 	if a.drift {
 		e.Action = audit.Repair
 	}
 	if p := m.approved; p != nil {
-		e.Actor, e.PlanID, e.PlanDigest, e.Counts = p.by, p.id, p.digest, countsOf(p.counts)
+		e = p.in(e)
 	}
 	var err error
 	if a.intent, err = c.opts.Ledger.Begin(ctx, e); err != nil {
@@ -93,7 +88,7 @@ func (c *Controller) pruned(ctx context.Context, cy *cycle, going []kube.Key, wh
 	if len(going) == 0 {
 		return cy.client.Prune(ctx, cy.name, going)
 	}
-	e := cy.entry(audit.Prune, itself)
+	e := cy.entry(audit.Prune, audit.Itself)
 	e.Counts, e.Detail = &audit.Counts{Destroy: len(going)}, why
 	intent, err := c.opts.Ledger.Begin(ctx, e)
 	if err != nil {
@@ -115,35 +110,18 @@ func (c *Controller) pruned(ctx context.Context, cy *cycle, going []kube.Key, wh
 	return changes, err
 }
 
-func countsOf(c plan.Counts) *audit.Counts {
-	return &audit.Counts{Add: c.Create + c.Replace, Change: c.Update, Destroy: c.Delete + c.Replace}
+// in is an entry with the plan and who let it be applied.
+func (p *approvedPlan) in(e audit.Entry) audit.Entry {
+	e.Actor, e.PlanID, e.PlanDigest, e.Counts = p.by, p.id, p.digest, audit.CountsOf(p.counts)
+	return e
 }
 
-// decided records an approval that a person gave, and a policy that was overridden.
-func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, byPerson, overridden bool, denied string) error {
-	e := cy.entry(audit.Approve, p.by)
-	e.PlanID, e.PlanDigest, e.Counts, e.Outcome = p.id, p.digest, countsOf(p.counts), audit.Succeeded
-	var all []audit.Entry
-	if byPerson {
-		all = append(all, e)
-	}
-	if overridden {
-		// Who wrote the annotation is in the API server's audit log; the approver need not have.
-		e.Actor, e.Action, e.Detail = audit.Actor{Kind: audit.Terrace, Name: v1alpha1.PolicyOverrideAnnotation}, audit.PolicyOverride, denied
-		all = append(all, e)
-	}
-	for _, e := range all {
+// decided records what was decided about a plan before it is applied.
+func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, by, denied string) error {
+	for _, e := range audit.Decided(p.in(cy.entry(audit.Approve, p.by)), by, denied) {
 		if _, err := c.opts.Ledger.Append(ctx, e); err != nil {
 			return fmt.Errorf("write the ledger: %w", err)
 		}
 	}
 	return nil
-}
-
-// actor is who let a plan be applied.
-func actor(ks *kustomizev1.Kustomization, id, by string) audit.Actor {
-	if who := v1alpha1.Approver(ks.Annotations, id); who != "" && by == approval.ByAnnotation {
-		return audit.Actor{Kind: audit.Kubernetes, Name: who}
-	}
-	return audit.Actor{Kind: audit.Terrace, Name: by}
 }

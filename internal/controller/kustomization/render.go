@@ -315,14 +315,18 @@ func hide(secrets []string, err error) error {
 	if len(secrets) == 0 || err == nil {
 		return err
 	}
+	if masked := masker(secrets).String(err.Error()); masked != err.Error() {
+		return status.Fail(status.ReasonOf(err, meta.ReconciliationFailedReason), errors.New(masked))
+	}
+	return err
+}
+
+func masker(secrets []string) *mask.Masker {
 	values := make([][]byte, len(secrets))
 	for i, s := range secrets {
 		values[i] = []byte(s)
 	}
-	if masked := mask.New(values...).String(err.Error()); masked != err.Error() {
-		return status.Fail(status.ReasonOf(err, meta.ReconciliationFailedReason), errors.New(masked))
-	}
-	return err
+	return mask.New(values...)
 }
 
 // decryptor returns what decrypts for a unit, nil if it asks for none.

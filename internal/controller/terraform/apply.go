@@ -160,7 +160,7 @@ func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job) error {
 		return err
 	}
 	s.run.Step("destroy", 0)
-	entry := audit.Entry{Actor: itself, Action: audit.Destroy, Unit: j.unit.String(), Revision: j.revision, Detail: "the object was deleted"}
+	entry := audit.Entry{Actor: audit.Itself, Action: audit.Destroy, Unit: j.unit.String(), Revision: j.revision, Detail: "the object was deleted"}
 	return c.recorded(ctx, r, entry, func() error {
 		err := s.Apply(ctx, tofu.ApplyOptions{Plan: opts.Out, Parallelism: opts.Parallelism, LockTimeout: opts.LockTimeout})
 		if err != nil {

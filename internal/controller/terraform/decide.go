@@ -39,8 +39,8 @@ type step struct {
 	say   string        // awaitApproval: the message of the Ready condition
 	// obstacle is what the plan waits for besides an approval.
 	obstacle approval.Obstacle
-	// overridden tells that a policy denied the plan that is applied.
-	overridden bool
+	// denied is what the policies say that were overridden for the plan that is applied.
+	denied string
 }
 
 // facts are what decide needs to know besides the object.
@@ -93,7 +93,11 @@ func decide(tf *infra.Terraform, f facts) step {
 		}
 		d := approval.Decide(request(tf, f.now))
 		if d.Approved {
-			return step{do: applyPlan, why: d.Why, by: d.By, overridden: d.Overridden}
+			s := step{do: applyPlan, why: d.Why, by: d.By}
+			if d.Overridden {
+				s.denied = st.LastPlan.Policy.Denied
+			}
+			return s
 		}
 		s := step{do: awaitApproval, why: d.Why, say: d.Message, obstacle: d.Obstacle}
 		if !d.WaitUntil.IsZero() {
@@ -127,7 +131,7 @@ func request(tf *infra.Terraform, now time.Time) approval.Request {
 		PolicyOverride: tf.Annotations[v1alpha1.PolicyOverrideAnnotation],
 		Pending: &approval.Pending{
 			ID: rec.ID, Digest: rec.Digest, RevisionID: rec.RevisionID, Destroy: rec.Destroy, Drift: rec.Drift,
-			Counts: approval.Counts{Create: rec.Create, Update: rec.Update, Delete: rec.Delete, Replace: rec.Replace},
+			Counts: planCounts(rec),
 		},
 	}
 	if p := rec.Policy; p != nil {

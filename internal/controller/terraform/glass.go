@@ -53,7 +53,7 @@ func (c *Controller) breakGlass(ctx context.Context, cy *cycle) (status.Result, 
 	j := c.newJob(cy, in)
 	c.start(cy, j, run.Apply, glassID, func(ctx context.Context, r *run.Run) (any, error) {
 		if err := c.append(ctx, audit.Entry{
-			Actor: itself, Action: audit.BreakGlass, Unit: u.String(), Revision: j.revision, Run: r.ID(), Detail: "the directory is prepared for work by hand",
+			Actor: audit.Itself, Action: audit.BreakGlass, Unit: u.String(), Revision: j.revision, Run: r.ID(), Detail: "the directory is prepared for work by hand",
 		}); err != nil {
 			return &glass{attempt: j.attempt}, err
 		}

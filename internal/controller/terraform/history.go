@@ -12,6 +12,7 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/run"
 )
 
@@ -88,7 +89,8 @@ func runRecord(tf *infra.Terraform, st run.State) *v1alpha1.Run {
 	}
 	if plan != nil {
 		r.Spec.Plan, r.Spec.PlanDigest = plan.ID, plan.Digest
-		r.Status.Counts = &v1alpha1.Counts{Add: plan.Create + plan.Replace, Change: plan.Update, Destroy: plan.Delete + plan.Replace}
+		counts := v1alpha1.Counts(*audit.CountsOf(planCounts(plan)))
+		r.Status.Counts = &counts
 	}
 	return r
 }

@@ -9,23 +9,9 @@ import (
 	"fmt"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
-	"github.com/terrace-dev/terrace/api/v1alpha1"
-	"github.com/terrace-dev/terrace/internal/approval"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/run"
 )
-
-// itself is the actor of what nobody asked for.
-var itself = audit.Actor{Kind: audit.Terrace, Name: "terrace"}
-
-// approver is who let a plan be applied: the user of the approval where it says so, else
-// Terrace by what the spec says.
-func approver(tf *infra.Terraform, plan, by string) audit.Actor {
-	if who := v1alpha1.Approver(tf.Annotations, plan); who != "" && (by == approval.BySpec || by == approval.ByAnnotation) {
-		return audit.Actor{Kind: audit.Kubernetes, Name: who}
-	}
-	return audit.Actor{Kind: audit.Terrace, Name: by}
-}
 
 // recorded does what changes resources between an intent and an outcome in the ledger. When
 // the intent cannot be written, nothing is done.
@@ -59,12 +45,17 @@ func (c *Controller) bare(err error) string {
 	return "the run's log says why"
 }
 
+// entryOf is an entry about a plan of a unit.
+func entryOf(u run.Unit, rec infra.PlanRecord, action audit.Action, who audit.Actor) audit.Entry {
+	return audit.Entry{
+		Actor: who, Action: action, Unit: u.String(), Revision: rec.Revision,
+		PlanID: rec.ID, PlanDigest: rec.Digest, Counts: audit.CountsOf(planCounts(&rec)),
+	}
+}
+
 // applyEntry is the ledger's entry of an apply.
 func applyEntry(j *job, rec infra.PlanRecord) audit.Entry {
-	e := audit.Entry{
-		Actor: j.actor, Action: audit.Apply, Unit: j.unit.String(), Revision: rec.Revision,
-		PlanID: rec.ID, PlanDigest: rec.Digest, Counts: countsIn(rec),
-	}
+	e := entryOf(j.unit, rec, audit.Apply, j.actor)
 	switch {
 	case rec.Destroy:
 		e.Action = audit.Destroy
@@ -74,40 +65,14 @@ func applyEntry(j *job, rec infra.PlanRecord) audit.Entry {
 	return e
 }
 
-func countsIn(rec infra.PlanRecord) *audit.Counts {
-	return &audit.Counts{Add: rec.Create + rec.Replace, Change: rec.Update, Destroy: rec.Delete + rec.Replace}
-}
-
 // planEntry is the entry of a plan with changes, or of drift that was found.
 func planEntry(tf *infra.Terraform, p *planned, r run.State) audit.Entry {
-	e := audit.Entry{
-		Actor: itself, Action: audit.Plan, Unit: unitOf(tf).String(), Revision: p.record.Revision, Run: r.Run,
-		PlanID: p.record.ID, PlanDigest: p.record.Digest, Counts: countsIn(*p.record), Outcome: audit.Succeeded,
-	}
+	e := entryOf(unitOf(tf), *p.record, audit.Plan, audit.Itself)
+	e.Run, e.Outcome = r.Run, audit.Succeeded
 	if p.record.Drift {
 		e.Action = audit.Drift
 	}
 	return e
-}
-
-// approveEntries are the entries of what was decided about a plan before it is applied: an
-// approval that a person gave, and a policy that was overridden.
-func approveEntries(tf *infra.Terraform, rec infra.PlanRecord, who audit.Actor, s step) []audit.Entry {
-	entry := audit.Entry{
-		Actor: who, Action: audit.Approve, Unit: unitOf(tf).String(), Revision: rec.Revision,
-		PlanID: rec.ID, PlanDigest: rec.Digest, Counts: countsIn(rec), Outcome: audit.Succeeded,
-	}
-	var out []audit.Entry
-	if s.by == approval.BySpec || s.by == approval.ByAnnotation {
-		out = append(out, entry)
-	}
-	if s.overridden && rec.Policy != nil {
-		// Who wrote the annotation is in the API server's audit log; the approver need not have.
-		entry.Actor = audit.Actor{Kind: audit.Terrace, Name: v1alpha1.PolicyOverrideAnnotation}
-		entry.Action, entry.Detail = audit.PolicyOverride, rec.Policy.Denied
-		out = append(out, entry)
-	}
-	return out
 }
 
 // append writes an entry about what has happened or was decided. The reconcile that it is

@@ -45,7 +45,7 @@ func (c *Controller) moveState(ctx context.Context, r *run.Run, j *job) error {
 	}
 	r.Step("move state", initTimeout)
 	entry := audit.Entry{
-		Actor: itself, Action: "state-migrate", Unit: j.unit.String(), Revision: j.revision,
+		Actor: audit.Itself, Action: "state-migrate", Unit: j.unit.String(), Revision: j.revision,
 		Detail: "to " + want + ", as annotation " + v1alpha1.StateBackendAnnotation + " says",
 	}
 	err = c.recorded(ctx, r, entry, func() error {

@@ -203,5 +203,9 @@ func countsOf(r *infra.PlanRecord) string {
 	if r == nil {
 		return ""
 	}
-	return plan.Counts{Create: r.Create, Update: r.Update, Delete: r.Delete, Replace: r.Replace}.String()
+	return planCounts(r).String()
+}
+
+func planCounts(r *infra.PlanRecord) plan.Counts {
+	return plan.Counts{Create: r.Create, Update: r.Update, Delete: r.Delete, Replace: r.Replace}
 }

@@ -14,6 +14,7 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/approval"
+	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -194,8 +195,8 @@ func (c *Controller) startApply(ctx context.Context, cy *cycle, s step) (status.
 		return status.Wait("", "", 0), nil // the write lost a race; the newer object decides
 	}
 	j := c.newJob(cy, in)
-	j.actor = approver(tf, rec.ID, s.by)
-	for _, e := range approveEntries(tf, *rec, j.actor, s) {
+	j.actor = audit.Approver(tf.Annotations, rec.ID, s.by)
+	for _, e := range audit.Decided(entryOf(unitOf(tf), *rec, audit.Approve, j.actor), s.by, s.denied) {
 		if err := c.append(ctx, e); err != nil {
 			return status.Result{}, err
 		}
