@@ -171,7 +171,7 @@ func (a *app) moment(s string) (time.Time, error) {
 // openAudit opens the entries: those of the server, else those of the data
 // directory. The caller calls done at the end.
 func (a *app) openAudit(ctx context.Context, f serverFlags, filter audit.Filter) (entries iter.Seq2[audit.Entry, error], done func(), err error) {
-	s, err := a.auditServer(ctx, f)
+	s, err := a.findServer(ctx, f)
 	if err == nil {
 		var body io.ReadCloser
 		if body, err = s.open(ctx, "read ledger", audit.Path, filter.Values()); err == nil {
@@ -185,8 +185,8 @@ func (a *app) openAudit(ctx context.Context, f serverFlags, filter audit.Filter)
 	return nil, nil, err
 }
 
-// auditServer finds the server that has the ledger.
-func (a *app) auditServer(ctx context.Context, f serverFlags) (*server, error) {
+// findServer finds the server, which has the ledger and the keys.
+func (a *app) findServer(ctx context.Context, f serverFlags) (*server, error) {
 	if f.url != "" {
 		return a.server(ctx, nil, f)
 	}
@@ -367,7 +367,7 @@ func (a *app) openLedger(cmd *cobra.Command, f ledgerFlags) (l ledger, done func
 // fetchLedger copies the server's ledger into a directory that done removes.
 func (a *app) fetchLedger(ctx context.Context, f serverFlags) (l ledger, key []byte, done func(), err error) {
 	done = func() {}
-	s, err := a.auditServer(ctx, f)
+	s, err := a.findServer(ctx, f)
 	if err != nil {
 		return l, nil, done, hintf(fmt.Errorf("read ledger: %w", err), "--dir names the directory of a ledger, --data-dir that of a control plane on this machine")
 	}

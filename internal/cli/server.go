@@ -103,16 +103,11 @@ func localServer(file string) (*server, error) {
 }
 
 func (c *cluster) proxiedServer(ctx context.Context) (*server, error) {
-	client, err := rest.HTTPClientFor(c.config)
+	client, base, err := c.proxied("http:" + install.ServiceName + ":http")
 	if err != nil {
-		return nil, fmt.Errorf("read kubeconfig: %w", err)
+		return nil, err
 	}
-	host, _, err := rest.DefaultServerUrlFor(c.config)
-	if err != nil {
-		return nil, fmt.Errorf("read kubeconfig: %w", err)
-	}
-	host.Path = path.Join(host.Path, "/api/v1/namespaces", install.Namespace, "services", "http:"+install.ServiceName+":http", "proxy")
-	s := &server{base: host.String(), http: client}
+	s := &server{base: base.String(), http: client}
 	secret, err := c.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).
 		Namespace(install.Namespace).Get(ctx, install.TokenSecretName, metav1.GetOptions{})
 	switch {
@@ -128,6 +123,21 @@ func (c *cluster) proxiedServer(ctx context.Context) (*server, error) {
 	}
 	s.token = string(token)
 	return s, nil
+}
+
+// proxied is the way through the API server to a Service in Terrace's namespace, which is
+// named SCHEME:SERVICE:PORT.
+func (c *cluster) proxied(service string) (*http.Client, *url.URL, error) {
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read kubeconfig: %w", err)
+	}
+	base, _, err := rest.DefaultServerUrlFor(c.config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read kubeconfig: %w", err)
+	}
+	base.Path = path.Join(base.Path, "/api/v1/namespaces", install.Namespace, "services", service, "proxy")
+	return client, base, nil
 }
 
 // get opens what the server has about the object: its "plan", "log" or "glass".

@@ -36,7 +36,7 @@ copies from before open nothing any more.`,
 				}
 			}
 			const doing = "rotate the key of the states"
-			s, err := a.auditServer(cmd.Context(), server)
+			s, err := a.findServer(cmd.Context(), server)
 			if err != nil {
 				return fmt.Errorf("%s: %w", doing, err)
 			}

@@ -27,10 +27,6 @@ import (
 	tfstate "github.com/terrace-dev/terrace/internal/state"
 )
 
-// stateServiceName is the Service, in Terrace's namespace, of the state service, with
-// one HTTPS port by the name https.
-const stateServiceName = "terrace-state"
-
 // stateFlags name the state service when it cannot be found.
 type stateFlags struct{ url, ca string }
 
@@ -121,18 +117,13 @@ func (c *cluster) proxiedStates() (*stateService, error) {
 	}
 	if token == "" {
 		return nil, hintf(errors.New("find the state service: the API server does not forward client certificates, and the kubeconfig has no token"),
-			"\"kubectl -n %s port-forward service/%s 8443:https\", then --state-server https://localhost:8443 --state-ca FILE", install.Namespace, stateServiceName)
+			"\"kubectl -n %s port-forward service/%s 8443:https\", then --state-server https://localhost:8443 --state-ca FILE", install.Namespace, install.StateServiceName)
 	}
-	client, err := rest.HTTPClientFor(c.config)
+	client, base, err := c.proxied("https:" + install.StateServiceName + ":https")
 	if err != nil {
-		return nil, fmt.Errorf("read kubeconfig: %w", err)
+		return nil, err
 	}
-	host, _, err := rest.DefaultServerUrlFor(c.config)
-	if err != nil {
-		return nil, fmt.Errorf("read kubeconfig: %w", err)
-	}
-	host.Path = path.Join(host.Path, "/api/v1/namespaces", install.Namespace, "services", "https:"+stateServiceName+":https", "proxy")
-	return &stateService{base: host, http: client, token: token}, nil
+	return &stateService{base: base, http: client, token: token}, nil
 }
 
 // bearer is the token that client-go would send: of the kubeconfig, of a file that it

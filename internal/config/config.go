@@ -14,6 +14,8 @@ package config
 import (
 	"runtime"
 	"time"
+
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 // Mode says which program reads a Config: it decides which flags exist and
@@ -25,14 +27,6 @@ const (
 	Up Mode = "up"
 	// Controller is `terrace controller`: the controllers beside an existing API server.
 	Controller Mode = "controller"
-)
-
-// Where states go, in StateBackend.
-const (
-	// StateService keeps states as versions behind the state service.
-	StateService = "terrace"
-	// StateSecrets keeps them in Secrets, as the Terraform Controller does.
-	StateSecrets = "kubernetes"
 )
 
 // DefaultDataDir is the data directory when none is given: a hidden directory
@@ -121,7 +115,7 @@ type Config struct {
 	PruneLimitMin int
 
 	// StateBackend is where the state of a unit goes that has none yet and whose spec does
-	// not say: StateService or StateSecrets.
+	// not say: v1alpha1.StateInService or v1alpha1.StateInSecret.
 	StateBackend string
 	// StateAddress is the host:port of the state service, which is HTTPS; port 0 picks a
 	// free one.
@@ -216,7 +210,7 @@ func Default(m Mode) Config {
 		RunTimeout:               30 * time.Minute,
 		RunLogsKept:              10,
 		RunConfine:               true,
-		StateBackend:             StateService,
+		StateBackend:             v1alpha1.StateInService,
 		StateAddress:             "127.0.0.1:0",
 		ShutdownGrace:            5 * time.Minute,
 		ArtifactRetentionTTL:     time.Minute,

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/tofu/provider"
 )
 
@@ -237,7 +238,7 @@ func (c Config) validateRuns(bad reporter) {
 }
 
 func (c Config) validateStates(bad reporter) {
-	if !slices.Contains([]string{StateService, StateSecrets}, c.StateBackend) {
+	if !slices.Contains([]string{v1alpha1.StateInService, v1alpha1.StateInSecret}, c.StateBackend) {
 		bad("state-backend", "use terrace or kubernetes", "%q is not known", c.StateBackend)
 	}
 	if _, _, err := net.SplitHostPort(c.StateAddress); err != nil {

@@ -21,7 +21,7 @@ import (
 // makes.
 
 // inSecrets keeps new states in Secrets, as the Terraform Controller does.
-func inSecrets(c *config.Config) { c.StateBackend = config.StateSecrets }
+func inSecrets(c *config.Config) { c.StateBackend = v1alpha1.StateInSecret }
 
 // lock takes the state lock of a unit as a person at another machine would.
 func (w *world) lock(suffix, id string) {

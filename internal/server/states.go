@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
@@ -164,7 +165,7 @@ func (st *states) serve(ctx context.Context) error {
 // runs is the service as runs use it: by its own address, whatever others call it.
 func (st *states) runs(cfg config.Config) *terraform.States {
 	return &terraform.States{
-		Store: st.store, Grants: st.grants, URL: st.local.URL(), CA: st.local.CA(), Default: cfg.StateBackend == config.StateService,
+		Store: st.store, Grants: st.grants, URL: st.local.URL(), CA: st.local.CA(), Default: cfg.StateBackend == v1alpha1.StateInService,
 	}
 }
 
