@@ -44,17 +44,18 @@ import (
 
 // Server is a Terrace process without its API server.
 type Server struct {
-	config   config.Config
-	log      logr.Logger
-	manager  ctrl.Manager
-	gate     *gate.Gate
-	runs     *run.Executor
-	history  *history.Keeper
-	blobs    *blob.Store
-	states   *states
-	ledger   *audit.Ledger
-	listener net.Listener
-	web      *web
+	config    config.Config
+	log       logr.Logger
+	manager   ctrl.Manager
+	gate      *gate.Gate
+	runs      *run.Executor
+	history   *history.Keeper
+	blobs     *blob.Store
+	artifacts *artifact.Store
+	states    *states
+	ledger    *audit.Ledger
+	listener  net.Listener
+	web       *web
 }
 
 // Run serves until ctx ends, and then stops in order: runs first, which get an
@@ -77,58 +78,15 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 			s.close()
 		}
 	}()
-	dir := func(elem ...string) string { return filepath.Join(append([]string{cfg.DataDir}, elem...)...) }
-
 	tool, err := tofu.Find(ctx, cfg.Tofu)
 	if err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(dir("keys"), 0o700); err != nil {
-		return nil, fmt.Errorf("open data directory: %w", err)
-	}
-	// What an earlier process was fetching when it ended is of no use.
-	if err := errors.Join(os.RemoveAll(dir("fetch")), os.MkdirAll(dir("fetch"), 0o700)); err != nil {
-		return nil, fmt.Errorf("open data directory: %w", err)
-	}
-	if s.blobs, err = blob.Open(ctx, blob.Options{URL: dir("plans"), KeyFile: dir("keys", "plans.key")}); err != nil {
-		return nil, err
-	}
-	if s.listener, err = listen(ctx, cfg.ListenAddress); err != nil {
-		return nil, err
-	}
-	artifacts, err := artifact.NewStore(artifact.Options{
-		Dir: dir("artifacts"), AdvertisedURL: advertised(cfg, s.listener),
-		RetentionTTL: cfg.ArtifactRetentionTTL, RetentionRecords: cfg.ArtifactRetentionRecords,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if s.gate, err = gate.New(gate.Options{Config: api, Address: "127.0.0.1:0"}); err != nil {
 		return nil, err
 	}
 	if s.manager, err = newManager(cfg, api); err != nil {
 		return nil, err
 	}
-
-	if s.ledger, err = audit.Open(audit.Options{Dir: dir("audit"), KeyFile: dir("keys", "audit.key")}); err != nil {
-		return nil, fmt.Errorf("open the ledger: %w", err)
-	}
-	// What belongs to no run ended with the process that did it; runs are settled with their units.
-	if _, err := s.ledger.Interrupt(ctx, "", "Terrace ended before it did"); err != nil {
+	if err := s.openStores(ctx, api); err != nil {
 		return nil, err
-	}
-	if s.states, err = openStates(ctx, s, api); err != nil {
-		return nil, err
-	}
-	if err := s.manager.Add(s.states); err != nil {
-		return nil, err
-	}
-	profile, err := isolate(cfg)
-	if err != nil {
-		return nil, err
-	}
-	if profile.Confine {
-		s.log.Info("runs are confined", "by", isolation.Supported().String())
 	}
 	metrics := newMetrics(s.manager.GetClient())
 	// The executor may find interrupted runs before there is a controller to wake; that
@@ -139,48 +97,126 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 			c.Wake(u)
 		}
 	}
-	s.runs, err = run.New(run.Options{
-		Dir: dir("runs"), Concurrency: cfg.ConcurrentRuns, Timeout: cfg.RunTimeout,
-		OnChange: wake, Observe: metrics.observe, Log: run.LogLimit{Runs: cfg.RunLogsKept},
-	})
-	if err != nil {
-		return nil, err
-	}
-	metrics.runs = s.runs
-	s.history = history.New(history.Options{
-		Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Keep: cfg.RunLogsKept, Namespaces: cfg.WatchNamespaces,
-	})
-	if err := s.manager.Add(s.history); err != nil {
-		return nil, err
-	}
-
-	gitRecorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, sourceEvents)
-	if err != nil {
-		return nil, err
-	}
-	git, err := gitrepository.New(gitrepository.Options{
-		Client: s.manager.GetClient(), APIReader: s.manager.GetAPIReader(), Artifacts: artifacts, Recorder: gitRecorder,
-		Dir: dir("fetch"), AllowLocal: cfg.AllowLocalSources,
-		Concurrent: cfg.Concurrent, DefaultServiceAccount: cfg.DefaultServiceAccount,
-	})
-	if err != nil {
-		return nil, err
-	}
-	unitRecorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, infra.EventSource)
-	if err != nil {
+	if err := s.openRuns(wake, metrics); err != nil {
 		return nil, err
 	}
 	policies := policy.New(policy.Options{
-		Client: s.manager.GetClient(), Artifacts: artifacts, Namespace: install.Namespace, Concurrent: cfg.Concurrent,
+		Client: s.manager.GetClient(), Artifacts: s.artifacts, Namespace: install.Namespace, Concurrent: cfg.Concurrent,
 	})
 	if err := policies.Register(s.manager); err != nil {
 		return nil, err
 	}
-	units, err := terraform.New(terraform.Options{
-		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: unitRecorder,
-		Artifacts: artifacts, Blobs: s.blobs, Runs: s.runs, Ledger: s.ledger, History: s.history, Policies: policies, Namespace: install.Namespace,
+	if err := s.addSources(ctx); err != nil {
+		return nil, err
+	}
+	units, err := s.addUnits(ctx, tool, policies)
+	if err != nil {
+		return nil, err
+	}
+	waker.Store(units)
+	if err := s.addApps(ctx, api, policies); err != nil {
+		return nil, err
+	}
+	s.web, err = newWeb(ctx, s, units, metrics)
+	return s, err
+}
+
+// dir is a path in the data directory.
+func (s *Server) dir(elem ...string) string {
+	return filepath.Join(append([]string{s.config.DataDir}, elem...)...)
+}
+
+// openStores opens what outlives the process, and the ways to it: plans, artifacts, the
+// ledger, states.
+func (s *Server) openStores(ctx context.Context, api *rest.Config) (err error) {
+	if err := os.MkdirAll(s.dir("keys"), 0o700); err != nil {
+		return fmt.Errorf("open data directory: %w", err)
+	}
+	// What an earlier process was fetching when it ended is of no use.
+	if err := errors.Join(os.RemoveAll(s.dir("fetch")), os.MkdirAll(s.dir("fetch"), 0o700)); err != nil {
+		return fmt.Errorf("open data directory: %w", err)
+	}
+	if s.blobs, err = blob.Open(ctx, blob.Options{URL: s.dir("plans"), KeyFile: s.dir("keys", "plans.key")}); err != nil {
+		return err
+	}
+	if s.listener, err = listen(ctx, s.config.ListenAddress); err != nil {
+		return err
+	}
+	s.artifacts, err = artifact.NewStore(artifact.Options{
+		Dir: s.dir("artifacts"), AdvertisedURL: advertised(s.config, s.listener),
+		RetentionTTL: s.config.ArtifactRetentionTTL, RetentionRecords: s.config.ArtifactRetentionRecords,
+	})
+	if err != nil {
+		return err
+	}
+	if s.ledger, err = audit.Open(audit.Options{Dir: s.dir("audit"), KeyFile: s.dir("keys", "audit.key")}); err != nil {
+		return fmt.Errorf("open the ledger: %w", err)
+	}
+	// What belongs to no run ended with the process that did it; runs are settled with their units.
+	if _, err := s.ledger.Interrupt(ctx, "", "Terrace ended before it did"); err != nil {
+		return err
+	}
+	if s.gate, err = gate.New(gate.Options{Config: api, Address: "127.0.0.1:0"}); err != nil {
+		return err
+	}
+	if s.states, err = openStates(ctx, s, api); err != nil {
+		return err
+	}
+	return s.manager.Add(s.states)
+}
+
+// openRuns opens what executes runs and what keeps their history.
+func (s *Server) openRuns(wake func(run.Unit), m *metrics) (err error) {
+	s.runs, err = run.New(run.Options{
+		Dir: s.dir("runs"), Concurrency: s.config.ConcurrentRuns, Timeout: s.config.RunTimeout,
+		OnChange: wake, Observe: m.observe, Log: run.LogLimit{Runs: s.config.RunLogsKept},
+	})
+	if err != nil {
+		return err
+	}
+	m.runs = s.runs
+	s.history = history.New(history.Options{
+		Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Keep: s.config.RunLogsKept, Namespaces: s.config.WatchNamespaces,
+	})
+	return s.manager.Add(s.history)
+}
+
+// addSources adds the controller of GitRepositories.
+func (s *Server) addSources(ctx context.Context) error {
+	recorder, err := newRecorder(ctx, s.manager, s.config.EventsAddr, sourceEvents)
+	if err != nil {
+		return err
+	}
+	c, err := gitrepository.New(gitrepository.Options{
+		Client: s.manager.GetClient(), APIReader: s.manager.GetAPIReader(), Artifacts: s.artifacts, Recorder: recorder,
+		Dir: s.dir("fetch"), AllowLocal: s.config.AllowLocalSources,
+		Concurrent: s.config.Concurrent, DefaultServiceAccount: s.config.DefaultServiceAccount,
+	})
+	if err != nil {
+		return err
+	}
+	return c.Register(s.manager)
+}
+
+// addUnits adds the controller of Terraforms.
+func (s *Server) addUnits(ctx context.Context, tool *tofu.Tool, policies *policy.Controller) (*terraform.Controller, error) {
+	cfg := s.config
+	profile, err := isolate(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if profile.Confine {
+		s.log.Info("runs are confined", "by", isolation.Supported().String())
+	}
+	recorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, infra.EventSource)
+	if err != nil {
+		return nil, err
+	}
+	c, err := terraform.New(terraform.Options{
+		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: recorder,
+		Artifacts: s.artifacts, Blobs: s.blobs, Runs: s.runs, Ledger: s.ledger, History: s.history, Policies: policies, Namespace: install.Namespace,
 		AllowedProviders: cfg.AllowedProviders, SOPSAgeSecret: cfg.SOPSAgeSecret, Gate: s.gate, States: s.states.runs(cfg), Tool: tool,
-		Dir: dir("units"), PluginCache: dir("providers"), CLIConfig: cfg.TofuCLIConfig, Isolation: profile,
+		Dir: s.dir("units"), PluginCache: s.dir("providers"), CLIConfig: cfg.TofuCLIConfig, Isolation: profile,
 		RunTimeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace, Concurrent: cfg.Concurrent,
 		// Either flag is known from one of the controllers that Terrace stands in for; the refusal wins.
 		AllowCrossNamespaceRefs: cfg.AllowCrossNamespaceRefs && !cfg.NoCrossNamespaceRefs, AllowBreakTheGlass: cfg.AllowBreakTheGlass,
@@ -189,37 +225,32 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 	if err != nil {
 		return nil, err
 	}
-	waker.Store(units)
-	appRecorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, kustomization.EventSource)
+	return c, c.Register(s.manager)
+}
+
+// addApps adds the controller of Kustomizations.
+func (s *Server) addApps(ctx context.Context, api *rest.Config, policies *policy.Controller) error {
+	cfg := s.config
+	recorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, kustomization.EventSource)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	customStage, err := utils.ParseGroupKindSet(cfg.CustomApplyStageKinds)
 	if err != nil {
-		return nil, fmt.Errorf("read --custom-apply-stage-kinds: %w", err)
+		return fmt.Errorf("read --custom-apply-stage-kinds: %w", err)
 	}
-	apps, err := kustomization.New(kustomization.Options{
-		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: appRecorder,
-		Artifacts: artifacts, Blobs: s.blobs, API: api, Dir: dir("kustomizations"), Namespace: install.Namespace, Concurrent: cfg.Concurrent,
+	c, err := kustomization.New(kustomization.Options{
+		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: recorder,
+		Artifacts: s.artifacts, Blobs: s.blobs, API: api, Dir: s.dir("kustomizations"), Namespace: install.Namespace, Concurrent: cfg.Concurrent,
 		NoCrossNamespaceRefs: cfg.NoCrossNamespaceRefs, DefaultServiceAccount: cfg.DefaultServiceAccount,
 		Policies: policies, Ledger: s.ledger, OverrideManagers: cfg.OverrideManagers,
 		AllowRemoteBases: cfg.AllowRemoteBases, SOPSAgeSecret: cfg.SOPSAgeSecret,
 		CustomStage: customStage, PruneLimit: cfg.PruneLimit, PruneLimitMin: cfg.PruneLimitMin,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := git.Register(s.manager); err != nil {
-		return nil, err
-	}
-	if err := units.Register(s.manager); err != nil {
-		return nil, err
-	}
-	if err := apps.Register(s.manager); err != nil {
-		return nil, err
-	}
-	s.web, err = newWeb(ctx, s, artifacts, units, metrics)
-	return s, err
+	return c.Register(s.manager)
 }
 
 // Address is the host:port of the HTTP server.

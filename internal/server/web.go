@@ -26,7 +26,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
-	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
@@ -54,7 +53,7 @@ const ServerFile = "server.json"
 // server takes that one for itself when it forwards a request to a Service.
 const tokenHeader = "X-Terrace-Token"
 
-func newWeb(ctx context.Context, s *Server, artifacts *artifact.Store, units *terraform.Controller, m *metrics) (*web, error) {
+func newWeb(ctx context.Context, s *Server, units *terraform.Controller, m *metrics) (*web, error) {
 	token, err := serverToken(ctx, s.config, s.manager.GetAPIReader(), s.manager.GetClient())
 	if err != nil {
 		return nil, err
@@ -79,7 +78,7 @@ func newWeb(ctx context.Context, s *Server, artifacts *artifact.Store, units *te
 	mux.Handle("GET "+audit.Path, ledger)
 	mux.Handle("GET "+audit.Path+"/", ledger)
 	mux.Handle("POST /api/v1/states/rotate-key", w.authenticated(s.rotateKey))
-	mux.Handle("/", artifacts.Handler())
+	mux.Handle("/", s.artifacts.Handler())
 	w.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
 	return w, writeServerFile(s.config.DataDir, map[string]string{
 		"address": s.Address(), "token": token, "stateAddress": s.states.url, "stateCA": string(s.states.listener.CA()),
