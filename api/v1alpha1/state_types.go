@@ -64,9 +64,16 @@ type StateStatus struct {
 	// LastLock is the id of the lock that was released last. Releasing it again does nothing.
 	// +optional
 	LastLock string `json:"lastLock,omitempty"`
-	// Versions that are kept, newest first.
+	// Kept is how many versions are kept.
+	// +optional
+	Kept int `json:"kept,omitempty"`
+	// Versions are the newest of those that are kept, the newest first, ten at most.
 	// +optional
 	Versions []StateVersion `json:"versions,omitempty"`
+	// Packed are the older ones, as a list in JSON that is compressed with gzip. Each lock
+	// writes the whole status, and the cost of that is in its fields; All unpacks them.
+	// +optional
+	Packed []byte `json:"packed,omitempty"`
 }
 
 // StateLock is the holder of a lock.
@@ -129,6 +136,7 @@ type StateVersion struct {
 // +kubebuilder:printcolumn:name="Serial",type=integer,JSONPath=`.status.serial`
 // +kubebuilder:printcolumn:name="Resources",type=integer,JSONPath=`.status.resources`
 // +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.status.size`
+// +kubebuilder:printcolumn:name="Versions",type=integer,JSONPath=`.status.kept`
 // +kubebuilder:printcolumn:name="Locked by",type=string,JSONPath=`.status.lock.holder`
 // +kubebuilder:printcolumn:name="Changed",type=date,JSONPath=`.status.versions[0].created`
 type State struct {

@@ -214,7 +214,7 @@ func (a *app) printStates(found []object, namespaces bool) error {
 		if len(s.Status.Versions) > 0 {
 			changed = age(s.Status.Versions[0].Created.Time, a.env.Now())
 		}
-		row := []string{s.Name, strconv.FormatInt(s.Status.Serial, 10), resourcesOf(s), byteSize(s.Status.Size), strconv.Itoa(len(s.Status.Versions)), locked, changed}
+		row := []string{s.Name, strconv.FormatInt(s.Status.Serial, 10), resourcesOf(s), byteSize(s.Status.Size), strconv.Itoa(kept(s)), locked, changed}
 		if namespaces {
 			row = append([]string{s.Namespace}, row...)
 		}
@@ -223,6 +223,9 @@ func (a *app) printStates(found []object, namespaces bool) error {
 	newTable(a.env.Stdout, a.painter(), header...).print(true, rows...)
 	return nil
 }
+
+// kept is how many versions there are; a status of an earlier release does not count them.
+func kept(s *v1alpha1.State) int { return max(s.Status.Kept, len(s.Status.Versions)) }
 
 func resourcesOf(s *v1alpha1.State) string {
 	if s.Status.Encrypted {
@@ -308,9 +311,9 @@ func (a *app) printState(s *v1alpha1.State) {
 	line("Lineage", orNone(s.Status.Lineage))
 	line("Resources", resourcesOf(s))
 	line("Size", byteSize(s.Status.Size))
-	if n := len(s.Status.Versions); n > 0 {
+	if n := kept(s); n > 0 {
 		newest := s.Status.Versions[0]
-		line("Versions", fmt.Sprintf("%d, %d to %d", n, s.Status.Versions[n-1].Version, newest.Version))
+		line("Versions", fmt.Sprintf("%d, %d to %d", n, newest.Version-int64(n)+1, newest.Version))
 		line("Changed", newest.Created.UTC().Format(time.RFC3339)+by(newest))
 	} else {
 		line("Versions", "0")
@@ -347,11 +350,15 @@ which run each was written.`,
 			if err != nil {
 				return err
 			}
+			versions, err := s.Status.All()
+			if err != nil {
+				return hintf(fmt.Errorf("list the versions of %s: %w", s, err), "-o json of \"terrace state show\" has the ten newest")
+			}
 			if output != "" {
-				return printValue(a.env.Stdout, output, append([]v1alpha1.StateVersion{}, s.Status.Versions...))
+				return printValue(a.env.Stdout, output, append([]v1alpha1.StateVersion{}, versions...))
 			}
 			var rows [][]string
-			for _, v := range s.Status.Versions {
+			for _, v := range versions {
 				rows = append(rows, []string{
 					strconv.FormatInt(v.Version, 10), strconv.FormatInt(v.Serial, 10), strconv.Itoa(v.Resources), byteSize(v.Size),
 					v.Created.UTC().Format(time.RFC3339), orNone(v.Operation), orNone(v.By), orNone(v.Run),
@@ -696,7 +703,7 @@ and when it has resources: they would go on to exist, and nothing would know of 
 				return err
 			}
 			if !yes {
-				question := fmt.Sprintf("Remove %s with %s resources and %d versions?", s, resourcesOf(s.State), len(s.Status.Versions))
+				question := fmt.Sprintf("Remove %s with %s resources and %d versions?", s, resourcesOf(s.State), kept(s.State))
 				if err := a.confirm(cmd, question, "give --yes"); err != nil {
 					return err
 				}

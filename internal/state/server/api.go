@@ -25,7 +25,10 @@ func (s *Server) versions(w http.ResponseWriter, r *http.Request, c call) error 
 	if err != nil {
 		return err
 	}
-	list := o.Status.Versions
+	list, err := o.Status.All()
+	if err != nil {
+		return fmt.Errorf("list the versions of state %s: %w", c.key, err)
+	}
 	if list == nil {
 		list = []v1alpha1.StateVersion{}
 	}

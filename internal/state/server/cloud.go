@@ -156,7 +156,11 @@ func (s *Server) stateVersion(next func(http.ResponseWriter, *http.Request, call
 		}
 		found := false
 		if err == nil {
-			for _, kept := range o.Status.Versions {
+			versions, err := o.Status.All()
+			if err != nil {
+				return fmt.Errorf("read state %s: %w", key, err)
+			}
+			for _, kept := range versions {
 				if parts[2] == "version" && kept.Version == n || parts[2] == "serial" && kept.Serial == n {
 					v, found = kept, true
 					break

@@ -197,12 +197,15 @@ func (s *Store) Read(ctx context.Context, key Key, version int64) ([]byte, v1alp
 
 // find returns a version of a State; 0 is the newest.
 func find(o *v1alpha1.State, version int64) (v1alpha1.StateVersion, error) {
-	versions := o.Status.Versions
-	if len(versions) == 0 {
+	if len(o.Status.Versions) == 0 {
 		return v1alpha1.StateVersion{}, ErrNoState
 	}
 	if version == 0 {
-		return versions[0], nil
+		return o.Status.Versions[0], nil
+	}
+	versions, err := o.Status.All()
+	if err != nil {
+		return v1alpha1.StateVersion{}, err
 	}
 	for _, v := range versions {
 		if v.Version == version {
@@ -449,8 +452,8 @@ func (s *Store) write(ctx context.Context, key Key, opts WriteOptions, compose f
 			sealed, sealedDigest = d.String(), p.digest
 		}
 		written = s.version(o, p, opts, sealed)
-		gone = s.put(o, written, p)
-		return nil
+		gone, err = s.put(o, written, p)
+		return err
 	})
 	if err != nil {
 		if o != nil {
@@ -543,12 +546,15 @@ func (s *Store) version(o *v1alpha1.State, p payload, opts WriteOptions, sealed 
 
 // put makes v the newest version in a status, and returns those that are not kept any
 // more.
-func (s *Store) put(o *v1alpha1.State, v v1alpha1.StateVersion, p payload) []v1alpha1.StateVersion {
+func (s *Store) put(o *v1alpha1.State, v v1alpha1.StateVersion, p payload) ([]v1alpha1.StateVersion, error) {
+	before, err := o.Status.All()
+	if err != nil {
+		return nil, err
+	}
 	o.Status.Serial, o.Status.Lineage = v.Serial, v.Lineage
 	o.Status.Size, o.Status.Resources, o.Status.Encrypted = v.Size, v.Resources, p.Encrypted
-	var gone []v1alpha1.StateVersion
-	o.Status.Versions, gone = retain(append([]v1alpha1.StateVersion{v}, o.Status.Versions...), o.Spec, s.clock.Now())
-	return gone
+	kept, gone := retain(append([]v1alpha1.StateVersion{v}, before...), o.Spec, s.clock.Now())
+	return gone, o.Status.Keep(kept)
 }
 
 // retain parts versions, newest first, into those that the spec keeps and the others.
@@ -596,11 +602,15 @@ func (s *Store) Rollback(ctx context.Context, key Key, version int64, opts Write
 		if p.Encrypted {
 			return p, nil
 		}
-		if len(o.Status.Versions) == 0 {
+		versions, err := o.Status.All()
+		if err != nil {
+			return payload{}, err
+		}
+		if len(versions) == 0 {
 			return payload{}, ErrNoState
 		}
 		serial := p.serial
-		for _, v := range o.Status.Versions {
+		for _, v := range versions {
 			serial = max(serial, v.Serial)
 		}
 		if serial == math.MaxInt64 {
@@ -667,7 +677,8 @@ func (s *Store) remove(ctx context.Context, o *v1alpha1.State) error {
 }
 
 func (s *Store) discardAll(ctx context.Context, o *v1alpha1.State) {
-	for _, v := range o.Status.Versions {
+	versions, _ := o.Status.All() // what cannot be read of it is left to Collect
+	for _, v := range versions {
 		s.discard(ctx, v.Blob)
 	}
 }
@@ -705,7 +716,11 @@ func (s *Store) move(ctx context.Context, from, target Key) error {
 	if err != nil {
 		return fmt.Errorf("create it: %w", err)
 	}
-	if !moved(src, dst) {
+	done, err := moved(src, dst)
+	if err != nil {
+		return err
+	}
+	if !done {
 		if len(dst.Status.Versions) > 0 || dst.Status.Lock != nil {
 			return fmt.Errorf("%w: there is another state by the name %s", ErrLineage, target.Name)
 		}
@@ -729,32 +744,48 @@ func (s *Store) move(ctx context.Context, from, target Key) error {
 }
 
 // moved reports whether dst has the content of src.
-func moved(src, dst *v1alpha1.State) bool {
-	return slices.EqualFunc(src.Status.Versions, dst.Status.Versions, func(a, b v1alpha1.StateVersion) bool {
+func moved(src, dst *v1alpha1.State) (bool, error) {
+	of, err := src.Status.All()
+	if err != nil {
+		return false, err
+	}
+	has, err := dst.Status.All()
+	if err != nil {
+		return false, err
+	}
+	return slices.EqualFunc(of, has, func(a, b v1alpha1.StateVersion) bool {
 		return a.Version == b.Version && a.Digest == b.Digest
-	})
+	}), nil
 }
 
 // copy gives dst the versions of src, in blobs of its own: who deletes one of both
 // deletes nothing of the other.
 func (s *Store) copy(ctx context.Context, src, dst *v1alpha1.State) error {
-	status := *src.Status.DeepCopy()
+	versions, err := src.Status.All()
+	if err != nil {
+		return err
+	}
+	var copied []string
 	discard := func() {
-		for i, v := range status.Versions {
-			if v.Blob != src.Status.Versions[i].Blob {
-				s.discard(ctx, v.Blob)
-			}
+		for _, d := range copied {
+			s.discard(ctx, d)
 		}
 	}
-	for i, v := range src.Status.Versions {
+	versions = slices.Clone(versions)
+	for i, v := range versions {
 		d, _, err := s.blobs.Reseal(ctx, digest.Digest(v.Blob))
 		if err != nil {
 			discard()
 			return fmt.Errorf("copy version %d: %w", v.Version, err)
 		}
-		status.Versions[i].Blob = d.String()
+		copied = append(copied, d.String())
+		versions[i].Blob = d.String()
 	}
-	dst.Status = status
+	dst.Status = *src.Status.DeepCopy()
+	if err := dst.Status.Keep(versions); err != nil {
+		discard()
+		return err
+	}
 	if err := s.client.Status().Update(ctx, dst); err != nil {
 		if apierrors.IsConflict(err) {
 			discard()
@@ -801,7 +832,12 @@ func (s *Store) rewrap(ctx context.Context, key Key) (int, error) {
 	var named map[string]bool   // of the old blobs, those that the State named
 	o, err := s.change(ctx, key, false, func(o *v1alpha1.State) error {
 		named = map[string]bool{}
-		for i, v := range o.Status.Versions {
+		versions, err := o.Status.All()
+		if err != nil {
+			return err
+		}
+		versions = slices.Clone(versions)
+		for i, v := range versions {
 			if _, ok := anew[v.Blob]; !ok {
 				current, err := s.blobs.Current(ctx, digest.Digest(v.Blob))
 				if err == nil && current {
@@ -821,12 +857,12 @@ func (s *Store) rewrap(ctx context.Context, key Key) (int, error) {
 				anew[v.Blob] = d.String()
 			}
 			named[v.Blob] = true
-			o.Status.Versions[i].Blob = anew[v.Blob]
+			versions[i].Blob = anew[v.Blob]
 		}
 		if len(named) == 0 {
 			return errUnchanged
 		}
-		return nil
+		return o.Status.Keep(versions)
 	})
 	if err != nil && o == nil {
 		return 0, err // the API may have taken the write: neither blob is deleted
@@ -862,11 +898,19 @@ func (s *Store) Collect(ctx context.Context, age time.Duration) (int, error) {
 		return 0, nil
 	}
 	named := map[string]bool{}
+	var unread []error
 	err := s.each(ctx, func(o *v1alpha1.State) {
-		for _, v := range o.Status.Versions {
+		versions, err := o.Status.All()
+		if err != nil {
+			unread = append(unread, fmt.Errorf("state %s: %w", client.ObjectKeyFromObject(o), err))
+		}
+		for _, v := range versions {
 			named[v.Blob] = true
 		}
 	})
+	if len(unread) > 0 {
+		return 0, fmt.Errorf("collect blobs of states: nobody knows which a state needs whose versions cannot be read: %w", errors.Join(unread...))
+	}
 	if err != nil {
 		return 0, fmt.Errorf("collect blobs of states: list states: %w", err)
 	}

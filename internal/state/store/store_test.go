@@ -6,6 +6,7 @@ package store_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -159,7 +160,7 @@ func (w *world) whole() {
 	}
 	n := 0
 	for _, o := range all.Items {
-		for _, v := range o.Status.Versions {
+		for _, v := range versionsOf(w.t, &o) {
 			n++
 			if _, _, err := w.Read(w.t.Context(), client.ObjectKeyFromObject(&o), v.Version); err != nil {
 				w.t.Error(err)
@@ -169,6 +170,16 @@ func (w *world) whole() {
 	if files := w.files(); files != n {
 		w.t.Errorf("%d blobs are kept for %d versions", files, n)
 	}
+}
+
+// versionsOf are the versions that a State names, packed or not.
+func versionsOf(t *testing.T, o *v1alpha1.State) []v1alpha1.StateVersion {
+	t.Helper()
+	versions, err := o.Status.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return versions
 }
 
 func (w *world) object() *v1alpha1.State {
@@ -283,7 +294,7 @@ func TestStatusTellsOfTheNewest(t *testing.T) {
 	content := text(3, "l", 2)
 	v := w.must(content, store.WriteOptions{LockID: "a"})
 	got := w.object().Status
-	want := v1alpha1.StateStatus{Serial: 3, Lineage: "l", Size: int64(len(content)), Resources: 2, Lock: got.Lock, Versions: []v1alpha1.StateVersion{{
+	want := v1alpha1.StateStatus{Serial: 3, Lineage: "l", Size: int64(len(content)), Resources: 2, Lock: got.Lock, Kept: 1, Versions: []v1alpha1.StateVersion{{
 		Version: 1, Serial: 3, Lineage: "l", Size: int64(len(content)), Resources: 2, Created: metav1.NewTime(w.clock.Now()),
 		By: "me@here", Run: "run-1", Operation: "apply", Blob: v.Blob, Digest: v.Digest,
 	}}}
@@ -574,7 +585,7 @@ func TestRetention(t *testing.T) {
 				w.clock.Step(tc.every)
 			}
 			var got []int64
-			for _, v := range w.object().Status.Versions {
+			for _, v := range versionsOf(t, w.object()) {
 				got = append(got, v.Version)
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -585,6 +596,81 @@ func TestRetention(t *testing.T) {
 				t.Errorf("a version that never was: %v", err)
 			}
 		})
+	}
+}
+
+func TestOlderVersionsArePacked(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	o := &v1alpha1.State{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Spec: v1alpha1.StateSpec{KeepVersions: 100}}
+	if err := w.api.Create(ctx, o); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 105 {
+		w.must(text(i+1, "l", i), store.WriteOptions{By: "Terraform/ns/net", Run: fmt.Sprintf("20260102t030405.%09dz-apply", i), Operation: "apply"})
+	}
+	o = w.object()
+	versions := versionsOf(t, o)
+	if len(versions) != 100 || o.Status.Kept != 100 || versions[0].Version != 105 || versions[99].Version != 6 || versions[99].By != "Terraform/ns/net" {
+		t.Errorf("%d versions are named, %d are said to be, from %+v to %+v", len(versions), o.Status.Kept, versions[0], versions[len(versions)-1])
+	}
+	if raw, err := json.Marshal(o.Status); err != nil || len(raw) > 24<<10 {
+		t.Errorf("the status of 100 versions has %d bytes, %v", len(raw), err)
+	}
+	if w.content(6) != text(6, "l", 5) {
+		t.Error("the content of the oldest version is another")
+	}
+	w.whole()
+	if v, err := w.Rollback(ctx, key, 7, store.WriteOptions{}); err != nil || v.Serial != 106 || v.Resources != 6 {
+		t.Errorf("to a version that is packed: %+v, %v", v, err)
+	}
+	if err := w.Move(ctx, key, "other"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Move(ctx, client.ObjectKey{Namespace: key.Namespace, Name: "other"}, key.Name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.blobs.Rotate(); err != nil {
+		t.Fatal(err)
+	}
+	if done, err := w.Rewrap(ctx); err != nil || done.Versions != 100 {
+		t.Errorf("Rewrap = %+v, %v", done, err)
+	}
+	w.clock.SetTime(time.Now().Add(48 * time.Hour))
+	if n, err := w.Collect(ctx, time.Hour); err != nil || n != 0 {
+		t.Errorf("Collect took %d blobs, %v", n, err)
+	}
+	w.whole()
+}
+
+func TestDamagedPackedVersionsLoseNothing(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	for i := range 12 {
+		w.must(text(i+1, "l", i), store.WriteOptions{})
+	}
+	o := w.object()
+	o.Status.Packed = o.Status.Packed[:len(o.Status.Packed)-9]
+	if err := w.api.Status().Update(ctx, o); err != nil {
+		t.Fatal(err)
+	}
+	if w.content(0) != text(12, "l", 11) {
+		t.Error("the newest version cannot be read")
+	}
+	if err := w.Lock(ctx, key, state.Lock{ID: "a"}, store.Holder{}); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := w.Read(ctx, key, 1); err == nil || !strings.Contains(err.Error(), "status.packed") {
+		t.Errorf("a version that is packed: %v", err)
+	}
+	files := w.files()
+	if _, err := w.Write(ctx, key, []byte(text(13, "l", 1)), store.WriteOptions{LockID: "a"}); err == nil || !strings.Contains(err.Error(), "status.packed") {
+		t.Errorf("a write that would drop the packed versions: %v", err)
+	}
+	w.clock.SetTime(time.Now().Add(48 * time.Hour))
+	if n, err := w.Collect(ctx, time.Hour); err == nil || n != 0 {
+		t.Errorf("Collect took %d blobs without knowing what is needed: %v", n, err)
+	}
+	if w.files() != files {
+		t.Errorf("%d of %d blobs are left", w.files(), files)
 	}
 }
 
@@ -827,8 +913,8 @@ func TestRotationUnderLoad(t *testing.T) {
 	w.whole()
 	for i := range writers {
 		o, err := w.Get(ctx, name(i))
-		if err != nil || len(o.Status.Versions) != writes+1 {
-			t.Errorf("%s: %d versions, %v", name(i), len(o.Status.Versions), err)
+		if err != nil || o.Status.Kept != writes+1 || len(versionsOf(t, o)) != writes+1 {
+			t.Errorf("%s: %d versions, %v", name(i), o.Status.Kept, err)
 		}
 		// Digests are the same as before: a client that asks again is still known.
 		if v, err := w.Write(ctx, name(i), []byte(text(writes+1, "l", writes-1)), store.WriteOptions{}); err != nil || v.Version != writes+1 {
