@@ -33,6 +33,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/terrace-dev/terrace/api/v1alpha1"
@@ -72,6 +73,9 @@ const (
 	// tries bounds how often a change is tried that others come before. Each time
 	// somebody else got on, so that it ends early in practice.
 	tries = 200
+	// remembered is how many States are kept as they were written last, of some 20 KiB each
+	// at most.
+	remembered = 512
 	// maxInfo bounds a LockInfo, in bytes of JSON.
 	maxInfo = 16 << 10
 )
@@ -107,6 +111,9 @@ type Store struct {
 	key    func() ([]byte, error)
 
 	namespaces []string
+	// last has States as this Store wrote them last, by Key. One that nobody else changed
+	// since is written again without reading it: the compare-and-swap finds out.
+	last *lru.Cache
 }
 
 // New returns a Store.
@@ -118,7 +125,7 @@ func New(o Options) *Store {
 		o.Clock = clock.RealClock{}
 	}
 	return &Store{
-		client: o.Client, reader: o.Reader, blobs: o.Blobs, clock: o.Clock, namespaces: o.Namespaces,
+		client: o.Client, reader: o.Reader, blobs: o.Blobs, clock: o.Clock, namespaces: o.Namespaces, last: lru.New(remembered),
 		key: sync.OnceValues(func() ([]byte, error) { return o.Blobs.Key("state digests") }),
 	}
 }
@@ -235,14 +242,19 @@ func (s *Store) open(ctx context.Context, v v1alpha1.StateVersion) ([]byte, erro
 // errUnchanged ends a change that has nothing to do.
 var errUnchanged = errors.New("unchanged")
 
-// change reads a State, lets f change its status, and writes that, again from the
-// beginning when somebody else was first. With create it makes the State when there
+// change lets f change the status of a State and writes that, from the beginning again,
+// with the State read anew, when somebody else has changed it. So f may be asked with a
+// State that is out of date; when it refuses that, it is asked once more with what is. With create it makes the State when there
 // is none, and f has changed it. When f returns errUnchanged nothing is written. It
 // returns the object as it is then; with an error it returns one only when f refused,
 // so that certainly nothing was written.
 func (s *Store) change(ctx context.Context, key Key, create bool, f func(*v1alpha1.State) error) (*v1alpha1.State, error) {
 	for range tries {
-		o, err := s.Get(ctx, key)
+		o, known := s.recall(key)
+		var err error
+		if !known {
+			o, err = s.Get(ctx, key)
+		}
 		missing := create && errors.Is(err, ErrNoState)
 		switch {
 		case missing:
@@ -251,7 +263,11 @@ func (s *Store) change(ctx context.Context, key Key, create bool, f func(*v1alph
 			return nil, err
 		}
 		switch err := f(o); {
+		case err != nil && known:
+			s.last.Remove(key)
+			continue
 		case errors.Is(err, errUnchanged):
+			s.last.Add(key, o.DeepCopy())
 			return o, nil
 		case err != nil:
 			return o, err
@@ -270,8 +286,12 @@ func (s *Store) change(ctx context.Context, key Key, create bool, f func(*v1alph
 			o.Status = status
 		}
 		err = s.client.Status().Update(ctx, o)
+		if err != nil {
+			s.last.Remove(key)
+		}
 		switch {
 		case err == nil:
+			s.last.Add(key, o.DeepCopy())
 			return o, nil
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err) && create:
 			continue
@@ -283,10 +303,19 @@ func (s *Store) change(ctx context.Context, key Key, create bool, f func(*v1alph
 	return nil, fmt.Errorf("it was changed by others %d times in a row", tries)
 }
 
+// recall returns a copy of the State as it was written here last.
+func (s *Store) recall(key Key) (*v1alpha1.State, bool) {
+	o, ok := s.last.Get(key)
+	if !ok {
+		return nil, false
+	}
+	return o.(*v1alpha1.State).DeepCopy(), true
+}
+
 // Lock takes the lock of a state, and makes the State when there is none. It returns
 // nil when the lock with that ID is held already, and *state.LockedError
 // (state.ErrLocked) when another one is. ErrFormat says that the lock has no ID, or
-// too many words. It costs one read and one write.
+// too many words. It costs one write, and a read when others may have changed the State.
 func (s *Store) Lock(ctx context.Context, key Key, l state.Lock, h Holder) error {
 	info, err := json.Marshal(l)
 	if err != nil || l.ID == "" || len(info) > maxInfo {
@@ -412,7 +441,7 @@ func (s *Store) parse(content []byte) (payload, error) {
 // content is on disk before the State names it. Errors: *state.LockedError
 // (state.ErrLocked) when a lock is held that is not opts.LockID; ErrLockLost when
 // opts.LockID is not held and nobody else's is; ErrLineage and ErrSerial, unless
-// opts.Force; ErrFormat; ErrTooLarge. It costs one read and one write.
+// opts.Force; ErrFormat; ErrTooLarge. It costs what Lock does.
 func (s *Store) Write(ctx context.Context, key Key, content []byte, opts WriteOptions) (v1alpha1.StateVersion, error) {
 	p, err := s.parse(content)
 	if err != nil {
