@@ -19,6 +19,8 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"unicode"
 )
 
@@ -42,9 +44,17 @@ const (
 	passes = 4
 )
 
-// Masker replaces secret values in text. It is immutable and safe for concurrent
-// use. A nil Masker knows no values and still masks by form.
+// Masker replaces secret values in text. It is safe for concurrent use, and only ever
+// learns. A nil Masker knows no values and still masks by form.
 type Masker struct {
+	known atomic.Pointer[known]
+
+	mu   sync.Mutex // of who learns
+	have builder
+}
+
+// known is what a Masker looks for.
+type known struct {
 	search  *automaton
 	longest int // bytes of the longest form that is looked for
 }
@@ -58,11 +68,24 @@ type Masker struct {
 // digits are never masked: they would hide nothing and blacken everything. So are
 // values that the replacement text itself contains. The values are copied.
 func New(values ...[]byte) *Masker {
-	b := builder{seen: map[string]bool{}}
+	m := &Masker{have: builder{seen: map[string]bool{}}}
+	m.Learn(values...)
+	return m
+}
+
+// Learn adds values to those that New was given. Whatever is masked from now on is masked
+// with them, also by writers that the masker gave out before. It must not be called on a
+// nil Masker.
+func (m *Masker) Learn(values ...[]byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := len(m.have.forms)
 	for _, v := range values {
-		b.addValue(string(v))
+		m.have.addValue(string(v))
 	}
-	return &Masker{search: newAutomaton(b.forms), longest: b.longest}
+	if m.known.Load() == nil || len(m.have.forms) > before {
+		m.known.Store(&known{search: newAutomaton(m.have.forms), longest: m.have.longest})
+	}
 }
 
 // form is one spelling of a secret that is looked for.
@@ -267,7 +290,7 @@ func (m *Masker) find(s string) []span {
 	if m == nil {
 		return nil
 	}
-	return m.search.find(s)
+	return m.known.Load().search.find(s)
 }
 
 // span is a half-open range of bytes.

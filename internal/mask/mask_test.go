@@ -222,6 +222,33 @@ func TestNilMaskerMasksByForm(t *testing.T) {
 	}
 }
 
+// A writer that was given out before knows what the masker learns, from the next line on.
+func TestLearn(t *testing.T) {
+	m := New([]byte("hunter22"))
+	var out strings.Builder
+	w := m.Writer(&out)
+	for _, step := range []func(){
+		func() { fmt.Fprintln(w, "hunter22 learnt-later") },
+		func() { fmt.Fprint(w, "a line that begins with learnt-") },
+		func() { m.Learn([]byte("learnt-later"), []byte("hunter22")) },
+		func() { fmt.Fprintln(w, "later and hunter22") },
+		func() { m.Learn() },
+		func() { fmt.Fprintln(w, "learnt-later") },
+	} {
+		step()
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want := "(sensitive value) learnt-later\na line that begins with (sensitive value) and (sensitive value)\n(sensitive value)\n"
+	if out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+	if got := m.String("hunter22 learnt-later"); got != "(sensitive value) (sensitive value)" {
+		t.Errorf("String: %q", got)
+	}
+}
+
 func TestWriter(t *testing.T) {
 	long := strings.Repeat("x", 3*longLine)
 	cases := map[string]struct {

@@ -23,6 +23,7 @@ const (
 // rest and does not close w. The writer is safe for concurrent use; parts of
 // lines that several goroutines write at once mix, as they do in a file. After an
 // error of w it only returns that error.
+// It knows what the masker has learnt by the time that it hands a line on.
 func (m *Masker) Writer(w io.Writer) io.WriteCloser {
 	return &writer{masker: m, to: w}
 }
@@ -67,7 +68,7 @@ func (w *writer) keep() int {
 	if w.masker == nil {
 		return margin
 	}
-	return max(margin, w.masker.longest)
+	return max(margin, w.masker.known.Load().longest)
 }
 
 // part hands on the beginning of a line that has become too long.

@@ -3,7 +3,11 @@
 
 package plan
 
-import "k8s.io/apimachinery/pkg/util/json" // keeps integers apart from other numbers
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/util/json" // keeps integers apart from other numbers
+)
 
 // markedBy are the names of values in a plan, and of what marks their sensitive parts.
 var markedBy = map[string]string{"before": "before_sensitive", "after": "after_sensitive", "values": "sensitive_values"}
@@ -86,6 +90,8 @@ func Leaves(out [][]byte, v any) [][]byte {
 	switch v := v.(type) {
 	case string:
 		out = append(out, []byte(v))
+	case fmt.Stringer: // a json.Number
+		out = append(out, []byte(v.String()))
 	case int64, float64:
 		if text, err := json.Marshal(v); err == nil {
 			out = append(out, text)

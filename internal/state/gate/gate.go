@@ -79,6 +79,10 @@ type Scope struct {
 	// OnLock is told the id of a lock before the run tries to take it. If it
 	// returns an error, the lock is not taken. Nil is not told.
 	OnLock func(id string) error
+	// OnState is told of each state that the run reads or writes, uncompressed, before the
+	// run has the answer; not of one in several parts that is only read. Nil is not told. It
+	// must not keep the bytes, nor change them.
+	OnState func(payload []byte)
 }
 
 func (s Scope) state() state.Scope {

@@ -420,7 +420,10 @@ func TestLastState(t *testing.T) {
 	name := "tfstate-default-s"
 	s.put(secretsPath+"/"+name, secret(name, "s", "default", emptyState))
 	g := open(t, s)
-	a, c := grant(t, g, unitScope)
+	sc := unitScope
+	var told []string
+	sc.OnState = func(payload []byte) { told = append(told, string(payload)) }
+	a, c := grant(t, g, sc)
 	if _, ok := a.CurrentState(); ok {
 		t.Error("a state before anything was read")
 	}
@@ -447,6 +450,9 @@ func TestLastState(t *testing.T) {
 	put(name, whole[:20], "PUT")
 	put(name+"-part-1", whole[20:40], "POST")
 	put(name+"-part-2", whole[40:], "POST")
+	if len(told) < 2 || told[0] != emptyState || told[len(told)-1] != fullState {
+		t.Errorf("told of the states %q; want the one that was read first, and the whole that was written last", told)
+	}
 	if got, ok := a.LastState(); !ok || string(got) != fullState {
 		t.Errorf("in three parts: %q", got)
 	}

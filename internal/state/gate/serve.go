@@ -162,13 +162,27 @@ func (a *Access) fetch(ctx context.Context, req request, t target) (*answer, *ob
 // saw remembers an object that is in scope, and the state in it.
 func (a *Access) saw(req request, t target, o *object) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.uids[string(req.resource)+"/"+o.GetName()] = string(o.GetUID())
-	if req.resource != secrets || t.Workspace != a.scope.Workspace {
+	a.mu.Unlock()
+	if req.resource != secrets || t.Workspace != a.scope.Workspace || t.part != 0 {
 		return
 	}
-	if b, err := o.compressed(); err == nil && t.part == 0 {
-		a.current = b
+	b, err := o.compressed()
+	if err != nil {
+		return
+	}
+	a.mu.Lock()
+	a.current = b
+	a.mu.Unlock()
+	if payload, err := state.Uncompress(b); err == nil {
+		a.tell(payload)
+	}
+}
+
+// tell tells of a state that the run has read or written.
+func (a *Access) tell(payload []byte) {
+	if a.scope.OnState != nil {
+		a.scope.OnState(payload)
 	}
 }
 
@@ -340,11 +354,14 @@ func (a *Access) writeSecret(ctx context.Context, req request, t target, o *obje
 // wrote keeps a part of the state. Terraform writes all parts, the first one first.
 func (a *Access) wrote(part int, payload []byte) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if part == 0 {
 		clear(a.written)
 	}
 	a.written[part] = payload
+	a.mu.Unlock()
+	if whole, ok := a.LastState(); ok { // else more parts come
+		a.tell(whole)
+	}
 }
 
 // checkInit lets a run that may only read create the empty state that its backend
