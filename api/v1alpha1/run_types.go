@@ -17,7 +17,7 @@ const UnitLabel = "terrace.dev/unit"
 type RunSpec struct {
 	// Unit that the run was for.
 	Unit UnitReference `json:"unit"`
-	// Operation: plan, apply, destroy, drift.
+	// Operation: plan, apply, destroy, drift, import.
 	// +kubebuilder:validation:Enum=plan;apply;destroy;drift;import
 	Operation string `json:"operation"`
 	// Revision of the source.
@@ -29,9 +29,21 @@ type RunSpec struct {
 	// PlanDigest is the digest of that plan's content.
 	// +optional
 	PlanDigest string `json:"planDigest,omitempty"`
-	// ApprovedBy is what approved the plan: a user, auto, force.
+	// ApprovedBy is what approved the plan: a user, auto, force. Of an import it is who asked
+	// for it.
 	// +optional
 	ApprovedBy string `json:"approvedBy,omitempty"`
+	// Import is what was to be imported.
+	// +optional
+	Import *RunImport `json:"import,omitempty"`
+}
+
+// RunImport is an object that a run was to take into the state.
+type RunImport struct {
+	// Address of the resource instance in the module.
+	Address string `json:"address"`
+	// ID of the object, as its provider names it, without secrets.
+	ID string `json:"id"`
 }
 
 // RunStatus is how a run ended.

@@ -67,6 +67,7 @@ const (
 	Destroy        Action = "destroy"
 	Drift          Action = "drift"  // drift was found
 	Repair         Action = "repair" // drift was undone
+	Import         Action = "import" // an object was taken into a state
 	Rollback       Action = "rollback"
 	Unlock         Action = "unlock"
 	Suspend        Action = "suspend"

@@ -43,6 +43,7 @@ const (
 	Apply   Kind = "apply"
 	Destroy Kind = "destroy"
 	Drift   Kind = "drift"
+	Import  Kind = "import"
 )
 
 // Phase says how far a job has come.

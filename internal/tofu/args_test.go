@@ -56,6 +56,15 @@ func TestArgs(t *testing.T) {
 				"-var-file=x.tfvars", "-lock=false", "-lock-timeout=1m", "-parallelism=3",
 			},
 		},
+		"import": {
+			reason: "What people give is behind the flags, and is none.",
+			got:    ImportOptions{Address: "a.b", ID: "-x"}.args(),
+			want:   []string{"import", "-no-color", "-input=false", "--", "a.b", "-x"},
+		},
+		"import, all": {
+			got:  ImportOptions{Address: `module.m["k"].a.b[0]`, ID: "i d", VarFiles: []string{"x.tfvars"}, LockTimeout: "1m"}.args(),
+			want: []string{"import", "-no-color", "-input=false", "-var-file=x.tfvars", "-lock-timeout=1m", "--", `module.m["k"].a.b[0]`, "i d"},
+		},
 		"apply": {
 			reason: "Nothing asks for confirmation.",
 			got:    ApplyOptions{Plan: "p"}.args(),

@@ -123,6 +123,43 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// An import takes what people give as it is: keys with quotes, ids that look like flags.
+func TestImport(t *testing.T) {
+	ctx := t.Context()
+	s, out := session(t, map[string]string{"main.tf": `
+variable "v" {}
+resource "terraform_data" "x" { input = var.v }
+module "m" {
+  source   = "./m"
+  for_each = toset(["a\"b"])
+}
+`, "x.tfvars": `v = "a"`, "m.tf": ""})
+	must(t, os.Mkdir(filepath.Join(s.Dir, "m"), 0o700))
+	must(t, os.WriteFile(filepath.Join(s.Dir, "m", "main.tf"), []byte("resource \"terraform_data\" \"y\" { count = 2 }\n"), 0o600))
+	must(t, s.Init(ctx, tofu.InitOptions{}))
+	for address, id := range map[string]string{"terraform_data.x": "-h", `module.m["a\"b"].terraform_data.y[1]`: "an id"} {
+		must(t, s.Import(ctx, tofu.ImportOptions{Address: address, ID: id, VarFiles: []string{"x.tfvars"}}))
+	}
+	state, err := s.StatePull(ctx)
+	must(t, err)
+	for _, want := range []string{`"id":"-h"`, `"id":"an id"`, `"module":"module.m[\"a\\\"b\"]"`} {
+		if !bytes.Contains(state, []byte(want)) {
+			t.Errorf("the state has no %s: %s", want, state)
+		}
+	}
+	var exit *tofu.ExitError
+	err = s.Import(ctx, tofu.ImportOptions{Address: "terraform_data.x", ID: "other", VarFiles: []string{"x.tfvars"}})
+	if !errors.As(err, &exit) || !strings.Contains(exit.Summary, "already managed") {
+		t.Errorf("the same address again: %v", err)
+	}
+	for address, id := range map[string]string{"-config=/": "x", "data.terraform_data.x": "x", "terraform_data.x": "--version", "terraform_data.y": "", "terraform_data.z": "a\nb"} {
+		said := len(out.String())
+		if err := s.Import(ctx, tofu.ImportOptions{Address: address, ID: id}); err == nil || errors.As(err, &exit) || len(out.String()) > said {
+			t.Errorf("Import %s %q: %v; want that nothing is run", address, id, err)
+		}
+	}
+}
+
 // The life of a module: planned, applied, looked at, destroyed.
 func TestLife(t *testing.T) {
 	ctx := t.Context()

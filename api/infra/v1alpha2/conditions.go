@@ -113,6 +113,10 @@ const (
 	ReasonInterrupted = "Interrupted"
 	// ReasonDependencyCycle marks an object that depends on itself over others.
 	ReasonDependencyCycle = "DependencyCycle"
+	// ReasonImported is the event reason of an object that was taken into the state.
+	ReasonImported = "Imported"
+	// ReasonImportFailed is the event reason of an import that failed or was refused.
+	ReasonImportFailed = "ImportFailed"
 )
 
 // Messages of the Ready and Reconciling conditions that tools wait for by their text.
@@ -127,6 +131,8 @@ const (
 	MessagePlanning = "Terraform Planning"
 	// MessageApplying tells that the apply runs.
 	MessageApplying = "Applying"
+	// MessageImporting tells that an import runs.
+	MessageImporting = "Importing"
 	// MessageApplyStarted is the message of Apply Unknown/Progressing.
 	MessageApplyStarted = "Apply started"
 	// MessageBreakingTheGlass tells that the object waits while a person works on it by hand.

@@ -377,6 +377,10 @@ type TerraformStatus struct {
 	// +optional
 	LastPlan *PlanRecord `json:"lastPlan,omitempty"`
 
+	// LastImport is the import that was last asked for, and how it ended.
+	// +optional
+	LastImport *ImportStatus `json:"lastImport,omitempty"`
+
 	// UnusedFields are the paths of fields in runnerPodTemplate that have no effect on a run
 	// in a process.
 	// +optional
@@ -469,6 +473,14 @@ type PlanRecord struct {
 	// +optional
 	Replace int `json:"replace"`
 
+	// Import is the number of resources that the plan takes into the state.
+	// +optional
+	Import int `json:"import,omitempty"`
+
+	// Forget is the number of resources that leave the state and stay in the world.
+	// +optional
+	Forget int `json:"forget,omitempty"`
+
 	// Policy is what policies say of the plan; it is absent when there are none.
 	// +optional
 	Policy *PolicyVerdict `json:"policy,omitempty"`
@@ -476,6 +488,28 @@ type PlanRecord struct {
 	// At is the time when the plan was made.
 	// +optional
 	At metav1.Time `json:"at,omitzero"`
+}
+
+// ImportStatus is how an import ended.
+type ImportStatus struct {
+	// Request names the value of the annotation that asked for it.
+	Request string `json:"request"`
+
+	// Address is the resource instance that took the object over, or was to.
+	// +optional
+	Address string `json:"address,omitempty"`
+
+	// Outcome is how it ended, in the words of Runs: succeeded, failed, cancelled, timed-out;
+	// refused where nothing was tried.
+	Outcome string `json:"outcome"`
+
+	// Message says why it did not succeed.
+	// +optional
+	Message string `json:"message,omitempty"`
+
+	// Run names the Run, where there is one.
+	// +optional
+	Run string `json:"run,omitempty"`
 }
 
 // OutputsStatus describes an output Secret that was written.
