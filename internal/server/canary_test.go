@@ -310,6 +310,15 @@ fileMappings:
 	}
 
 	texts := w.everyText(known)
+	for _, kind := range []string{"terraforms/good", "kustomizations/badapp", "configmaps/"} {
+		found := false
+		for where := range texts {
+			found = found || strings.HasPrefix(where, kind)
+		}
+		if !found {
+			t.Errorf("nothing was read of %s", kind)
+		}
+	}
 	for _, name := range append(slices.Collect(maps.Keys(units)), "backend", "init") {
 		texts["log of "+name] = w.runLog(name)
 		for _, what := range []string{"log", "plan", "plan?format=json"} {
@@ -370,6 +379,102 @@ func (w *world) noCanary(where, text string, canaries map[string]string) {
 	}
 }
 
+// Values that nobody gave to the run and that only its state knows as sensitive, or its plan,
+// are masked by value as well: in an apply that nobody looked at, in one that another process
+// planned, in a destroy, and in what is said after an apply of what it made.
+func TestSecretsOfTheStateStayInIt(t *testing.T) {
+	// The module puts the values together, so that no file has them, and so do its commands.
+	known := map[string]string{
+		"state": "canary-state-7Tq1", "plan": "canary-plan-5Bn8", "variable": "canary-default-2Ws6", "apply": "canary-apply-4Fh2", "output": "canary-output-1Gy3",
+	}
+	value := func(name string) string {
+		return fmt.Sprintf("join(\"-\", [\"canary\", %q])", strings.TrimPrefix(known[name], "canary-"))
+	}
+	tell := func(name string) string {
+		return fmt.Sprintf("printf '%%s-%%s\\n' canary %s", strings.TrimPrefix(known[name], "canary-"))
+	}
+	kept := "resource \"terraform_data\" \"kept\" {\n  input = sensitive(" + value("state") + ")\n}\n" +
+		"output \"o\" {\n  value     = " + value("output") + "\n  sensitive = true\n}\n"
+	telling := func(when, command string) string {
+		return "resource \"terraform_data\" \"tells\" {\n  depends_on = [terraform_data.kept]\n  provisioner \"local-exec\" {\n    when    = " + when + "\n    command = <<-EOT\n      " + command + "\n    EOT\n  }\n}\n"
+	}
+	planned := "variable \"d\" {\n  default   = \"canary-default-2Ws6\"\n  sensitive = true\n}\n" +
+		"resource \"terraform_data\" \"planned\" {\n  input = sensitive(" + value("plan") + ")\n}\n"
+	// Known only when terraform_data.before has been made.
+	made := "resource \"terraform_data\" \"before\" {\n  input = \"apply-4Fh2\"\n}\n" +
+		"resource \"terraform_data\" \"made\" {\n  input = sensitive(\"canary-${terraform_data.before.output}\")\n}\n"
+	everything := tell("state") + "\n      " + tell("output")
+	units := map[string]struct {
+		reason, spec, module, state string
+		log                         bool // whether its log is looked at
+	}{
+		"auto":    {"an apply that nobody looks at", "approvePlan: auto", planned + telling("create", everything+"\n      "+tell("plan")+"\n      "+tell("variable")), "", true},
+		"restart": {"an apply by another process than the one that planned", "approvePlan: \"\"", planned + telling("create", everything+"\n      "+tell("plan")+"\n      "+tell("variable")), "pending", true},
+		"fails":   {"the error of a provisioner", "approvePlan: auto", telling("create", "("+everything+") >&2\n      exit 1"), infra.ReasonApplyFailed, true},
+		"quotes":  {"an error of a plan that quotes what the state lost the mark of", "approvePlan: auto", "resource \"terraform_data\" \"bad\" {\n  lifecycle {\n    precondition {\n      condition     = terraform_data.kept.output == \"\"\n      error_message = \"bad: ${terraform_data.kept.output}\"\n    }\n  }\n}\n", infra.ReasonPlanFailed, true},
+		"makes":   {"an error about what the apply has just made; its log has it before anybody knows", "approvePlan: auto", made + strings.Replace(telling("create", tell("apply")+" >&2\n      exit 1"), "terraform_data.kept", "terraform_data.made", 1), infra.ReasonApplyFailed, false},
+		"leaves":  {"a destroy that fails", "approvePlan: auto\ndestroyResourcesOnDeletion: true", telling("destroy", "("+everything+") >&2\n      exit 1"), "", true},
+		"secret":  {"the same with the state in a Secret", "approvePlan: auto\nbackendConfig: {secretSuffix: secret}", telling("create", everything), "", true},
+	}
+	files := map[string]string{}
+	for name := range units {
+		files[name+"/main.tf"] = kept
+	}
+	w := newWorld(t, files)
+	for name, u := range units {
+		w.unit(name, "path: ./"+name+"\nretryInterval: 1h\nenableInventory: true\n"+strings.Replace(u.spec, "approvePlan: \"\"", "approvePlan: auto", 1))
+	}
+	for name, u := range units {
+		w.awaitReady(name)
+		w.change(name, func(tf *infra.Terraform) {
+			if u.state == "pending" {
+				tf.Spec.ApprovePlan = ""
+			}
+		})
+		files[name+"/main.tf"] = kept + u.module
+	}
+	spawned := w.spawned("show")
+	revision := w.commit(files)
+	for name, u := range units {
+		switch u.state {
+		case "":
+			w.awaitRevision(name, revision)
+		case "pending":
+		default:
+			w.awaitReason(name, u.state)
+			w.awaitEvent(name, u.state)
+		}
+	}
+	pending := w.awaitPending("restart")
+	shows := w.spawned("show") - spawned
+	w.restart()
+	w.change("restart", func(tf *infra.Terraform) { tf.Spec.ApprovePlan = pending })
+	w.awaitRevision("restart", revision)
+	w.delete("leaves")
+	w.awaitReason("leaves", infra.ReasonDestroyFailed)
+	if shows > 1 {
+		t.Errorf("%d plans were shown by a process of their own, to learn of their secrets; only that of the plan that waits is wanted", shows)
+	}
+	texts := w.everyText(map[string]string{})
+	for name, u := range units {
+		log := w.runLog(name)
+		if u.log {
+			texts["log of "+name] = log
+		}
+		if !strings.Contains(log, "(sensitive value)") && u.log {
+			t.Errorf("%s: %s: the run told nothing, so this test shows nothing: %s", name, u.reason, log)
+		}
+		for _, what := range []string{"plan", "plan?format=json"} {
+			_, texts["endpoint "+what+" of "+name] = w.get("/api/v1/units/terraform/"+w.ns+"/"+name+"/"+what, "")
+		}
+	}
+	for where, text := range texts {
+		if !strings.HasPrefix(where, "secrets/tfstate-") {
+			w.noCanary(where, text, known)
+		}
+	}
+}
+
 // meant are the Secrets that hold canaries because somebody asked for it.
 var meant = []string{"in", "env", "envfrom", "mapped", "cli", "template", "backend", "keys", "substitute", "from-sops", "from-substitute", "out-good"}
 
@@ -405,15 +510,6 @@ func (w *world) everyText(canaries map[string]string) map[string]string {
 				must(w.t, err)
 				texts[r.Name+"/"+o.GetName()] = string(b)
 			}
-		}
-	}
-	for _, kind := range []string{"terraforms/good", "kustomizations/badapp", "configmaps/"} {
-		found := false
-		for where := range texts {
-			found = found || strings.HasPrefix(where, kind)
-		}
-		if !found {
-			w.t.Errorf("nothing was read of %s", kind)
 		}
 	}
 	outside := maps.Clone(canaries) // of the repository

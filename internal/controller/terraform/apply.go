@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 
 	tfjson "github.com/hashicorp/terraform-json"
@@ -45,6 +47,13 @@ func (c *Controller) apply(j *job, rec infra.PlanRecord) doFunc {
 }
 
 func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra.PlanRecord, a *applied) error {
+	// Nothing is printed before what must not be shown is known.
+	content, secrets, err := c.planFile(ctx, rec.Blob)
+	if err != nil {
+		return err
+	}
+	j.learn(content, nil)
+	j.mask.Learn(secrets...)
 	s, err := c.openSession(ctx, r, j, true)
 	if err != nil {
 		return err
@@ -56,8 +65,8 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 		}
 	}
 	file := filepath.Join(s.Tmp, "tfplan")
-	if err := c.extractPlan(ctx, rec.Blob, file); err != nil {
-		return err
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		return fmt.Errorf("write plan file: %w", err)
 	}
 	if err := c.stillApproved(ctx, j, rec); err != nil {
 		return err
@@ -120,6 +129,7 @@ func (s *session) stillTrue(ctx context.Context, rec infra.PlanRecord) error {
 	if err != nil {
 		return err
 	}
+	s.job.learn(nil, planJSON)
 	now, err := plan.Parse(planJSON, s.c.planInputs(s.job))
 	if err != nil {
 		return err
@@ -159,6 +169,11 @@ func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job) error {
 	if err != nil || !changed {
 		return err
 	}
+	content, err := os.ReadFile(opts.Out)
+	if err != nil {
+		return fmt.Errorf("read plan file: %w", err)
+	}
+	j.learn(content, nil)
 	s.run.Step("destroy", 0)
 	entry := audit.Entry{Actor: audit.Itself, Action: audit.Destroy, Unit: j.unit.String(), Revision: j.revision, Detail: "the object was deleted"}
 	return c.recorded(ctx, r, entry, func() error {
@@ -189,6 +204,16 @@ func (s *session) rescue(ctx context.Context, cause error) error {
 // tool has just written through the gate, or, where it is elsewhere or encrypted,
 // by asking the tool.
 func (s *session) readBack(ctx context.Context, a *applied) error {
+	defer func() {
+		// What the apply made may be sensitive, and be an identifier or in what is said later.
+		s.job.mask.Learn(a.outputs.secrets()...)
+		if a.inventory != nil {
+			for i := range a.inventory.Entries {
+				e := &a.inventory.Entries[i]
+				e.Identifier = s.job.mask.String(e.Identifier)
+			}
+		}
+	}()
 	if s.door != nil {
 		if payload, ok := s.door.LastState(); ok {
 			if st, ok := parseState(payload); ok {
@@ -225,6 +250,8 @@ type stateFile struct {
 		Type      string `json:"type"`
 		Name      string `json:"name"`
 		Instances []struct {
+			Key        json.RawMessage            `json:"index_key"`
+			Deposed    string                     `json:"deposed"`
 			Attributes map[string]json.RawMessage `json:"attributes"`
 		} `json:"instances"`
 	} `json:"resources"`
@@ -281,7 +308,11 @@ func inventoryOf(st *tfjson.State) *infra.ResourceInventory {
 		}
 		for _, r := range m.Resources {
 			if r.Mode == tfjson.ManagedResourceMode {
-				inv.Entries = append(inv.Entries, infra.ResourceRef{Name: r.Name, Type: r.Type, Identifier: identifier(r.AttributeValues)})
+				var marks map[string]any
+				_ = json.Unmarshal(r.SensitiveValues, &marks)
+				shown := maps.Clone(r.AttributeValues)
+				maps.DeleteFunc(shown, func(name string, _ any) bool { return marks[name] == true })
+				inv.Entries = append(inv.Entries, infra.ResourceRef{Name: r.Name, Type: r.Type, Identifier: identifier(shown)})
 			}
 		}
 		for _, child := range m.ChildModules {

@@ -7,9 +7,11 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"os"
+	"io/fs"
 
 	"github.com/opencontainers/go-digest"
 
@@ -23,16 +25,24 @@ type bundle struct {
 	plan  []byte // the tool's own file
 	text  string // as the tool printed it, masked
 	value []byte // plan.Plan as JSON, masked
+	// secrets are the values that the plan marks as sensitive: whoever applies it, after a
+	// restart too, has to mask them.
+	secrets [][]byte
 }
 
 const (
-	bundlePlan  = "tfplan"
-	bundleText  = "plan.txt"
-	bundleValue = "plan.json"
+	bundlePlan    = "tfplan"
+	bundleText    = "plan.txt"
+	bundleValue   = "plan.json"
+	bundleSecrets = "secrets.json"
 )
 
 // sealBundle stores a plan and returns the digest by which it is found.
 func (c *Controller) sealBundle(ctx context.Context, b *bundle) (string, error) {
+	secrets, err := json.Marshal(b.secrets)
+	if err != nil {
+		return "", fmt.Errorf("store plan: %w", err)
+	}
 	var buf bytes.Buffer
 	w := zip.NewWriter(&buf)
 	for _, f := range []struct {
@@ -43,6 +53,7 @@ func (c *Controller) sealBundle(ctx context.Context, b *bundle) (string, error) 
 		{bundlePlan, b.plan, zip.Store}, // compressed by the tool already
 		{bundleText, []byte(b.text), zip.Deflate},
 		{bundleValue, b.value, zip.Deflate},
+		{bundleSecrets, secrets, zip.Deflate},
 	} {
 		fw, err := w.CreateHeader(&zip.FileHeader{Name: f.name, Method: f.method})
 		if err != nil {
@@ -117,18 +128,25 @@ func readEntry(z *zip.Reader, name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// extractPlan writes the tool's plan file of a stored plan to path.
-func (c *Controller) extractPlan(ctx context.Context, d, path string) error {
+// planFile returns the tool's plan file of a stored plan, and the values that were known to
+// be sensitive when it was stored; a plan of an earlier version of Terrace has none.
+func (c *Controller) planFile(ctx context.Context, d string) (file []byte, secrets [][]byte, err error) {
 	z, err := openBundle(ctx, c.opts.Blobs, d)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	content, err := readEntry(z, bundlePlan)
+	if file, err = readEntry(z, bundlePlan); err != nil {
+		return nil, nil, err
+	}
+	kept, err := readEntry(z, bundleSecrets)
+	if errors.Is(err, fs.ErrNotExist) {
+		return file, nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(kept, &secrets)
+	}
 	if err != nil {
-		return err
+		return nil, nil, fmt.Errorf("read stored plan: %w", err)
 	}
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		return fmt.Errorf("write plan file: %w", err)
-	}
-	return nil
+	return file, secrets, nil
 }

@@ -112,7 +112,7 @@ func (d *serviceDoor) LastState() ([]byte, bool) {
 	return d.last, d.last != nil
 }
 
-func (d *serviceDoor) wrote(_ v1alpha1.StateVersion, payload []byte) {
+func (d *serviceDoor) wrote(payload []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.last = payload
@@ -154,6 +154,7 @@ func (s *session) gateDoor(config workdir.KubernetesBackend, write bool) (door, 
 		OnLock: func(id string) error {
 			return s.run.Record(map[string]string{factLock: id, factSuffix: config.SecretSuffix})
 		},
+		OnState: s.learnState,
 	}
 	access, err := s.c.opts.Gate.Grant(scope)
 	if err != nil {
@@ -166,7 +167,12 @@ func (s *session) serviceDoor(write bool) (door, error) {
 	d := &serviceDoor{states: s.c.opts.States, key: store.Key{Namespace: s.job.tf.Namespace, Name: s.job.tf.Name}}
 	var err error
 	d.token, d.revoke, err = d.states.Grants.New(server.Grant{
-		State: d.key, Write: write, Run: s.run.ID(), Unit: s.job.unit.String(), OnWrite: d.wrote,
+		State: d.key, Write: write, Run: s.run.ID(), Unit: s.job.unit.String(),
+		OnRead: func(_ v1alpha1.StateVersion, payload []byte) { s.learnState(payload) },
+		OnWrite: func(_ v1alpha1.StateVersion, payload []byte) {
+			s.learnState(payload)
+			d.wrote(payload)
+		},
 		OnLock: func(id string) error {
 			if err := s.run.Record(map[string]string{factLock: id, factState: d.key.Name}); err != nil {
 				return err

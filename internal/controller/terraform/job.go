@@ -7,7 +7,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -49,7 +48,7 @@ type job struct {
 	reach  *workdir.Reach
 	config string // digest of the configuration files
 	inputs *inputs
-	mask   *mask.Masker
+	mask   *mask.Masker // learns what the run meets
 	drift  bool
 	// policies are what a plan has to keep.
 	policies     []*policy.Policy
@@ -58,6 +57,8 @@ type job struct {
 	home string
 	// actor is who let the plan be applied, for the records.
 	actor audit.Actor
+	// asked is what an import takes into the state.
+	asked *infra.ImportRequest
 	// readOutputs asks a plan without changes for the outputs, because nothing knows them.
 	readOutputs bool
 }
@@ -116,10 +117,14 @@ func fileDigest(path string) (string, error) {
 	return bareSum(content), nil
 }
 
-// learn adds what a plan marks as sensitive to what is masked for the rest of the run:
-// webhooks and policies are given the plan, and may quote it.
-func (j *job) learn(planJSON []byte) {
-	if values := plan.Sensitive(planJSON); len(values) > 0 {
-		j.mask = mask.New(slices.Concat(j.inputs.Secrets, values)...)
+// learn adds what a plan marks as sensitive to what is masked for the rest of the run, and
+// returns it: providers, provisioners, webhooks and policies are given it, and may quote it.
+// planJSON may be absent; the plan file may be one that nobody can read.
+func (j *job) learn(file, planJSON []byte) [][]byte {
+	values := plan.SensitiveInFile(file)
+	if planJSON != nil {
+		values = append(values, plan.Sensitive(planJSON)...)
 	}
+	j.mask.Learn(values...)
+	return values
 }

@@ -20,7 +20,6 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/mask"
-	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
 )
 
@@ -135,13 +134,7 @@ func (c *Controller) healthSecrets(inputsBlob string, out outputs) [][]byte {
 	if in, err := c.unsealInputs(context.Background(), inputsBlob); err == nil {
 		secrets = in.Secrets
 	}
-	for _, o := range out {
-		var v any
-		if o.Sensitive && json.Unmarshal(o.Value, &v) == nil {
-			secrets = plan.Leaves(secrets, v)
-		}
-	}
-	return secrets
+	return append(secrets, out.secrets()...)
 }
 
 func checkAll(ctx context.Context, checks []infra.HealthCheck, out outputs) error {

@@ -22,12 +22,24 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/blob"
+	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
 )
 
 // outputs are a module's outputs by name.
 type outputs map[string]tofu.Output
+
+// secrets are the texts and numbers of the outputs that are marked as sensitive.
+func (o outputs) secrets() (values [][]byte) {
+	for _, output := range o {
+		var v any
+		if output.Sensitive && json.Unmarshal(output.Value, &v) == nil {
+			values = plan.Leaves(values, v)
+		}
+	}
+	return values
+}
 
 // typeSuffix marks the key that holds the type of an output that is not a string.
 const typeSuffix = "__type"

@@ -84,7 +84,7 @@ func (c *Controller) runPlan(ctx context.Context, r *run.Run, j *job, p *planned
 		}
 		return nil
 	}
-	return c.storePlan(ctx, s, j, p, file, stream, j.mask.String(text), withValues)
+	return c.storePlan(ctx, s, j, p, file, stream, text, withValues)
 }
 
 // needsValues tells that somebody decides on the plan or reads it by value, so that
@@ -135,12 +135,14 @@ func (c *Controller) planInputs(j *job) plan.Inputs {
 }
 
 // storePlan makes a plan with changes into a record that can be approved: content
-// digest and id, the plan file and its readable forms encrypted in the blob store.
+// digest and id, the plan file and its readable forms encrypted in the blob store. The text is
+// as the tool printed it.
 func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *planned, file, stream, text string, withValues bool) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("read plan file: %w", err)
 	}
+	secrets := j.learn(raw, nil)
 	in := c.planInputs(j)
 	var value *plan.Plan
 	var planJSON []byte
@@ -150,7 +152,7 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 			return err
 		}
 		// Webhooks and policies quote the plan.
-		j.learn(planJSON)
+		secrets = append(secrets, j.learn(nil, planJSON)...)
 		if value, err = plan.Parse(planJSON, in); err != nil {
 			return err
 		}
@@ -171,13 +173,13 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 		if text, err = s.ShowText(ctx, file); err != nil {
 			return err
 		}
-		text = j.mask.String(text)
 	}
+	text = j.mask.String(text)
 	encoded, err := json.Marshal(value)
 	if err != nil {
 		return fmt.Errorf("encode plan: %w", err)
 	}
-	digest, err := c.sealBundle(ctx, &bundle{plan: raw, text: text, value: j.mask.Bytes(encoded)})
+	digest, err := c.sealBundle(ctx, &bundle{plan: raw, text: text, value: j.mask.Bytes(encoded), secrets: secrets})
 	if err != nil {
 		return err
 	}
@@ -189,6 +191,7 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 		ID: value.ID, Digest: value.Digest, Revision: j.revision, InputDigest: j.inputDigest, Blob: digest,
 		Destroy: j.tf.Spec.Destroy, Drift: j.drift,
 		Create: value.Counts.Create, Update: value.Counts.Update, Delete: value.Counts.Delete, Replace: value.Counts.Replace,
+		Import: value.Counts.Import, Forget: value.Counts.Forget,
 		At: metav1.NewTime(c.opts.Clock.Now()),
 	}
 	if withValues && j.tf.Status.LastPlannedRevision != j.revision {
@@ -207,5 +210,5 @@ func countsOf(r *infra.PlanRecord) string {
 }
 
 func planCounts(r *infra.PlanRecord) plan.Counts {
-	return plan.Counts{Create: r.Create, Update: r.Update, Delete: r.Delete, Replace: r.Replace}
+	return plan.Counts{Create: r.Create, Update: r.Update, Delete: r.Delete, Replace: r.Replace, Import: r.Import, Forget: r.Forget}
 }

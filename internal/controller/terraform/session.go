@@ -6,6 +6,7 @@ package terraform
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"io"
@@ -16,9 +17,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
@@ -48,6 +51,19 @@ type session struct {
 	note string
 	// cloud tells that a cloud block takes the place of a backend.
 	cloud bool
+	// learnt is the digest of the state whose secrets were learnt last.
+	learnt atomic.Pointer[[sha256.Size]byte]
+}
+
+// learnState makes the log and the errors of the run hide what a state marks as sensitive. The
+// doors call it before the tool has the state, and so before it can print anything of it; and
+// with what the tool writes, before the tool tells how the apply ended.
+func (s *session) learnState(payload []byte) {
+	sum := sha256.Sum256(payload)
+	if last := s.learnt.Swap(&sum); last != nil && *last == sum {
+		return
+	}
+	s.job.mask.Learn(plan.SensitiveInState(payload)...)
 }
 
 // openSession prepares a session: the unit's directory in the state that the tool needs,
