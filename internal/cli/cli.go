@@ -141,7 +141,7 @@ default of "terrace up", is used.`,
 		}
 	}
 	see := []*cobra.Command{newGet(a), newTree(a), newTrace(a), newShow(a), newBuild(a), newDiff(a), newEvents(a), newLogs(a), newAudit(a), newExport(a)}
-	do := []*cobra.Command{newApprove(a), newReplan(a), newReconcile(a), newSuspend(a), newResume(a),
+	do := []*cobra.Command{newApprove(a), newReplan(a), newReconcile(a), newImport(a), newSuspend(a), newResume(a),
 		newCancel(a), newState(a), newForceUnlock(a), newBreakGlass(a)}
 	for _, v := range slices.Concat(see, do) {
 		a.flags.add(v.PersistentFlags())

@@ -62,7 +62,7 @@ without what the API server and the verbs of this command added.`,
 // requestAnnotations are those that a verb or kubectl leaves on an object: they
 // ask for something once, and mean nothing in a manifest.
 var requestAnnotations = []string{
-	infra.ReconcileRequestAnnotation, infra.BreakTheGlassAnnotation, infra.CancelAnnotation,
+	infra.ReconcileRequestAnnotation, infra.BreakTheGlassAnnotation, infra.CancelAnnotation, infra.ImportAnnotation,
 	terrace.ApprovedByAnnotation, approvedAtAnnotation, terrace.ApprovedPlanAnnotation, terrace.PruneApprovedAnnotation, terrace.PolicyOverrideAnnotation,
 	"reconcile.fluxcd.io/forceAt", "reconcile.fluxcd.io/resetAt",
 	"kubectl.kubernetes.io/last-applied-configuration",

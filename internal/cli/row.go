@@ -108,7 +108,11 @@ func (l layout) runRow(o object, now time.Time) []string {
 	if l.wide {
 		r = append(r, orNone(run.Spec.Revision), orNone(run.Spec.Plan), orNone(run.Spec.ApprovedBy))
 	}
-	return append(r, message(o, run.Status.Message, l.wide))
+	text := run.Status.Message
+	if i := run.Spec.Import; i != nil && text == "" {
+		text = i.Address + " as " + i.ID
+	}
+	return append(r, message(o, text, l.wide))
 }
 
 func orNone(s string) string {

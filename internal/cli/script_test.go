@@ -37,6 +37,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 
+	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/testenv"
 )
@@ -54,6 +55,7 @@ const patience = 2 * time.Minute
 //	                         Kustomization when NAME is ks/…
 //	handle NAME FILE         the same once a reconcile is requested, as its answer
 //	approved NAME FILE       the same once its plan is approved
+//	imported NAME FILE       the file as its status.lastImport once an import is requested
 //	serve                    serves the files of $WORK/server as a Terrace server
 //	watch NAME FILE SEEN THEN ARGS…
 //	                         runs terrace, waits for a line that matches SEEN, merges
@@ -89,6 +91,7 @@ func TestScripts(t *testing.T) {
 			"status":   command((*script).status),
 			"handle":   command((*script).handle),
 			"approved": command((*script).approved),
+			"imported": command((*script).imported),
 			"serve":    command((*script).serve),
 			"watch":    command((*script).watch),
 			"ready":    command((*script).ready),
@@ -312,6 +315,30 @@ func (s *script) approved(ts *testscript.TestScript, args []string) error {
 		return err
 	}
 	return s.patchStatus(ts, args[0], args[1], nil)
+}
+
+func (s *script) imported(ts *testscript.TestScript, args []string) error {
+	_, value, err := s.once(args[0], func(u *unstructured.Unstructured) (string, bool) {
+		value := u.GetAnnotations()["terrace.dev/import"]
+		last, _, _ := unstructured.NestedString(u.Object, "status", "lastImport", "request")
+		// Of the requests of a script each is answered but those that nobody waits for.
+		return value, value != "" && infra.ImportName(value) != last && strings.Contains(value, "aws_vpc")
+	})
+	if err != nil {
+		return err
+	}
+	end := map[string]any{}
+	if err := yaml.Unmarshal([]byte(ts.ReadFile(args[1])), &end); err != nil {
+		return err
+	}
+	end["request"] = infra.ImportName(value)
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"lastImport": end}})
+	if err != nil {
+		return err
+	}
+	units, name := s.units(args[0])
+	_, err = units.Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
 }
 
 // serve answers with the file $WORK/server/NAME-WHAT, after which -FORMAT or

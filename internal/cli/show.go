@@ -14,6 +14,7 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	terrace "github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/plan"
 )
 
 func newShow(a *app) *cobra.Command {
@@ -212,7 +213,7 @@ func planLine(tf *infra.Terraform) string {
 
 // sentence is a plan's counts as the tool's own summary has them.
 func sentence(p *infra.PlanRecord) string {
-	return fmt.Sprintf("%d to add, %d to change, %d to destroy", p.Create+p.Replace, p.Update, p.Delete+p.Replace)
+	return plan.Counts{Create: p.Create, Update: p.Update, Delete: p.Delete, Replace: p.Replace, Import: p.Import, Forget: p.Forget}.String()
 }
 
 func dependencies(tf *infra.Terraform) string {

@@ -39,6 +39,9 @@ func (w *world) startProcess() *process {
 	for _, path := range w.cfg.RunAllowWrite {
 		p.cmd.Args = append(p.cmd.Args, "--run-allow-write", path)
 	}
+	if w.cfg.TofuCLIConfig != "" {
+		p.cmd.Args = append(p.cmd.Args, "--tofu-cli-config", w.cfg.TofuCLIConfig)
+	}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {
 		w.t.Fatal(err)

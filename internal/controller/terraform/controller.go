@@ -211,6 +211,9 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return c.finalize(ctx, cy)
 	}
 	if tf.Spec.Suspend {
+		if c.refuseImport(cy) { // kept until it is resumed, it would surprise people then
+			return c.commit(ctx, cy, 0, nil)
+		}
 		return ctrl.Result{}, nil
 	}
 	// The finalizer is on the object before anything outside can exist because of it:

@@ -43,6 +43,7 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 	if !controllerutil.ContainsFinalizer(tf, infra.Finalizer) {
 		return ctrl.Result{}, nil
 	}
+	c.refuseImport(cy)
 	c.closeGlass(unitOf(tf)) // nobody works by hand on what is being taken away
 	res, err := status.Run(ctx, cy, c.awaitDependants, c.awaitRun, c.destroy)
 	if err != nil || !res.IsNext() {
@@ -157,6 +158,10 @@ func (c *Controller) recordLast(ctx context.Context, cy *cycle, st run.State) er
 	}
 	if g, ok := st.Result.(*glass); ok && g.session != nil {
 		g.session.close()
+	}
+	if i, ok := st.Result.(*imported); ok {
+		_, err := c.recordImport(ctx, cy, i, st)
+		return err
 	}
 	a, isApply := st.Result.(*applied)
 	if !isApply {

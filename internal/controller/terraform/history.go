@@ -78,6 +78,9 @@ func runRecord(tf *infra.Terraform, st run.State) *v1alpha1.Run {
 		if result.destroy {
 			r.Spec.Operation = string(run.Destroy)
 		}
+	case *imported:
+		r.Spec.Revision, r.Spec.ApprovedBy = result.revision, result.by
+		r.Spec.Import = &v1alpha1.RunImport{Address: result.address, ID: result.id}
 	default:
 		if !errors.As(st.Err, &intr) || st.ID == glassID {
 			return nil // work by hand, which Terrace knows nothing of

@@ -39,6 +39,10 @@ func (c *Controller) proceed(ctx context.Context, cy *cycle) (status.Result, err
 			return status.Result{}, err
 		}
 	}
+	if value, ok := importRequested(tf); ok && !c.refuseImport(cy) {
+		log(ctx).Info("start import", "request", infra.ImportName(value), "revision", cy.artifact.Revision)
+		return c.startImport(ctx, cy, value)
+	}
 	s := decide(tf, f)
 	log(ctx).V(1).Info("decided", "action", s.do, "why", s.why, "revision", cy.artifact.Revision)
 	switch s.do {
@@ -219,6 +223,8 @@ func undone(j *job, kind run.Kind, id string) any {
 	switch {
 	case id == glassID:
 		return &glass{attempt: j.attempt}
+	case kind == run.Import:
+		return newImported(j, id)
 	case kind == run.Apply, kind == run.Destroy:
 		return &applied{attempt: j.attempt, approvedBy: j.actor.Name, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
 	default:

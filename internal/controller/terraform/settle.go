@@ -72,6 +72,8 @@ func (c *Controller) recordEnd(ctx context.Context, cy *cycle, st run.State) (st
 		return c.recordPlan(ctx, cy, result, st.Err)
 	case *applied:
 		return c.recordApply(ctx, cy, result, st.Err)
+	case *imported:
+		return c.recordImport(ctx, cy, result, st)
 	case *glass:
 		return c.recordGlass(cy, result, st.Err)
 	default:
@@ -123,6 +125,8 @@ func messageOf(st run.State) string {
 		return infra.MessageApplying
 	case st.Kind == run.Destroy:
 		return infra.MessageDeleting
+	case st.Kind == run.Import:
+		return infra.MessageImporting
 	default:
 		return infra.MessagePlanning
 	}
@@ -214,14 +218,8 @@ func (c *Controller) record(cy *cycle, a *attempt) {
 // artifact for a deletion that comes when the source is gone.
 func (c *Controller) succeeded(ctx context.Context, cy *cycle, a *attempt) error {
 	st := &cy.tf.Status
-	switch err := c.opts.Artifacts.Pin(ctx, pinOf(cy.tf), a.artifact); {
-	case errors.Is(err, artifact.ErrNotFound) && st.Artifact != nil:
-		// The source moved on during the run, and nobody has this artifact any more. The
-		// one before is still kept.
-	case err != nil && !errors.Is(err, artifact.ErrNotFound):
-		return fmt.Errorf("keep artifact %s: %w", a.revision, err)
-	default:
-		st.Artifact = a.artifact
+	if err := c.keepArtifact(ctx, cy, a); err != nil {
+		return err
 	}
 	now := metav1.NewTime(c.opts.Clock.Now())
 	st.ReconciliationFailures = 0
@@ -231,6 +229,21 @@ func (c *Controller) succeeded(ctx context.Context, cy *cycle, a *attempt) error
 	st.NextDriftCheckAt = &due
 	st.Lock.Pending = ""
 	unmark(cy.tf, infra.ConditionStateLocked)
+	return nil
+}
+
+// keepArtifact keeps the artifact of a run for a deletion.
+func (c *Controller) keepArtifact(ctx context.Context, cy *cycle, a *attempt) error {
+	st := &cy.tf.Status
+	switch err := c.opts.Artifacts.Pin(ctx, pinOf(cy.tf), a.artifact); {
+	case errors.Is(err, artifact.ErrNotFound) && st.Artifact != nil:
+		// The source moved on during the run, and nobody has this artifact any more. The
+		// one before is still kept.
+	case err != nil && !errors.Is(err, artifact.ErrNotFound):
+		return fmt.Errorf("keep artifact %s: %w", a.revision, err)
+	default:
+		st.Artifact = a.artifact
+	}
 	return nil
 }
 
