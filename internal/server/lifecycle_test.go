@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/config"
 )
 
 // The tests here are about a unit's life: its first status, its dependencies, its
@@ -417,5 +418,37 @@ func TestFailedUnitStaysFailedAfterAnUnrelatedChange(t *testing.T) {
 	stillFailed("a commit", func(tf *infra.Terraform) bool { return tf.Status.LastAttemptedRevision == rev })
 	if n := w.spawned("plan"); n != 3 {
 		t.Errorf("%d attempts", n)
+	}
+}
+
+// A unit that was planned at most has nothing to destroy, and no run is made to find that out:
+// in a namespace that goes away it could not even take its lock.
+func TestWhatWasOnlyPlannedIsNotDestroyed(t *testing.T) {
+	files := map[string]string{"main.tf": moduleA}
+	for name, opts := range map[string][]func(*config.Config){"in the state service": nil, "in a Secret": {inSecrets}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, files, opts...)
+			w.unit("u", "approvePlan: \"\"\ndestroyResourcesOnDeletion: true")
+			w.awaitPending("u")
+			before := w.spawned("")
+			w.delete("u")
+			w.awaitGone("u")
+			if n := w.spawned("") - before; n != 0 {
+				t.Errorf("%d processes ran to destroy nothing", n)
+			}
+			// What an object of the same name has left is its, also if it never applied anything.
+			w.unit("u", "approvePlan: auto")
+			w.awaitReady("u")
+			w.delete("u")
+			w.awaitGone("u")
+			w.unit("u", "approvePlan: \"\"\ndestroyResourcesOnDeletion: true")
+			w.await("u", "planned", func(tf *infra.Terraform) bool { return isReady(tf) && tf.Status.LastAppliedRevision == "" })
+			applies := w.spawned("apply")
+			w.delete("u")
+			w.awaitGone("u")
+			if n := w.spawned("apply") - applies; n != 1 {
+				t.Errorf("%d applies to destroy what the state holds, want one", n)
+			}
+		})
 	}
 }

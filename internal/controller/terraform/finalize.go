@@ -18,6 +18,7 @@ import (
 	"github.com/fluxcd/pkg/apis/meta"
 	"github.com/opencontainers/go-digest"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,6 +31,8 @@ import (
 	"github.com/terrace-dev/terrace/internal/dependency"
 	references "github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/run"
+	"github.com/terrace-dev/terrace/internal/state"
+	"github.com/terrace-dev/terrace/internal/state/store"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
 )
@@ -222,6 +225,9 @@ func (c *Controller) destroy(ctx context.Context, cy *cycle) (status.Result, err
 	if res, err := c.open(ctx, cy); err != nil || !res.IsNext() {
 		return res, err
 	}
+	if nothing, err := c.nothingWritten(ctx, cy); err != nil || nothing {
+		return status.Next, err
+	}
 	in, err := c.lastGoodInputs(ctx, cy)
 	if err != nil {
 		return status.Result{}, err
@@ -250,6 +256,46 @@ func (c *Controller) destroy(ctx context.Context, cy *cycle) (status.Result, err
 func neverApplied(tf *infra.Terraform) bool {
 	return tf.Status.Artifact == nil && tf.Status.LastAppliedRevision == "" && tf.Status.RunningID == "" &&
 		apimeta.FindStatusCondition(tf.Status.Conditions, infra.ConditionApply) == nil
+}
+
+// nothingWritten tells that a unit was planned at most: no run began that could have made
+// anything, and its state, where Terrace chose the place of it, holds nothing either, as that
+// of an earlier object of the name could. In a namespace that is being deleted a destroy
+// could not even take the lock.
+func (c *Controller) nothingWritten(ctx context.Context, cy *cycle) (bool, error) {
+	tf := cy.tf
+	st := &tf.Status
+	if st.LastAppliedRevision != "" || st.RunningID != "" || st.LastImport != nil || apimeta.FindStatusCondition(st.Conditions, infra.ConditionApply) != nil {
+		return false, nil
+	}
+	if tf.Spec.BackendConfig != nil || tf.Spec.Cloud != nil || cy.reach.Backend != nil {
+		return false, nil
+	}
+	if kept, err := stateIn(c.unitDir(unitOf(tf))); err != nil || kept != "" {
+		return false, err
+	}
+	served, err := c.servesState(ctx, &job{tf: tf})
+	if err != nil {
+		return false, err
+	}
+	if served {
+		s, err := c.opts.States.Store.Get(ctx, store.Key{Namespace: tf.Namespace, Name: tf.Name})
+		if errors.Is(err, store.ErrNoState) {
+			return true, nil
+		}
+		return err == nil && s.Status.Resources == 0 && !s.Status.Encrypted, err
+	}
+	scope := state.Scope{Namespace: tf.Namespace, Suffix: tf.Name, Workspace: tf.WorkspaceName()}
+	var secret corev1.Secret
+	if err := c.opts.Reader.Get(ctx, client.ObjectKey{Namespace: scope.Namespace, Name: scope.SecretName()}, &secret); err != nil {
+		return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+	}
+	payload, err := state.Uncompress(secret.Data["tfstate"])
+	if err != nil {
+		return false, nil // in several parts, or of a form that the tool has to read
+	}
+	sum, err := state.Summarize(payload)
+	return err == nil && sum.Resources == 0 && !sum.Encrypted, nil
 }
 
 // destroyDelay is how long a destroy that failed, or that a person cancelled, is not
@@ -351,8 +397,24 @@ func (c *Controller) release(ctx context.Context, cy *cycle) (ctrl.Result, error
 // the object that made it; one in a Secret stays as well.
 func (c *Controller) removeDir(cy *cycle) error {
 	dir := c.unitDir(unitOf(cy.tf))
-	kept := ""
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	kept, err := stateIn(dir)
+	if err != nil {
+		return fmt.Errorf("remove working directory: %w", err)
+	}
+	if kept != "" {
+		cy.event(corev1.EventTypeWarning, infra.ReasonReconciliationFailed, "The object is gone; its state is a local file and stays: "+kept)
+		return nil
+	}
+	if err := workdir.RemoveDir(dir); err != nil {
+		return fmt.Errorf("remove working directory: %w", err)
+	}
+	return nil
+}
+
+// stateIn returns the path of a state in a unit's directory that is nowhere else, empty if
+// there is none.
+func stateIn(dir string) (kept string, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -366,18 +428,9 @@ func (c *Controller) removeDir(cy *cycle) error {
 		return nil
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("remove working directory: %w", err)
+		return "", nil
 	}
-	if kept != "" {
-		cy.event(corev1.EventTypeWarning, infra.ReasonReconciliationFailed, "The object is gone; its state is a local file and stays: "+kept)
-		return nil
-	}
-	if err := workdir.RemoveDir(dir); err != nil {
-		return fmt.Errorf("remove working directory: %w", err)
-	}
-	return nil
+	return kept, err
 }
 
 // hasResources tells that a state file is not empty; one that cannot be read may not be.
