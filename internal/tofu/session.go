@@ -117,7 +117,14 @@ func (s *Session) run(ctx context.Context, c command) (*result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.name(c.sub), err)
 	}
-	defer discard(out)
+	killed := false
+	defer func() {
+		if killed && c.sub == "apply" {
+			_ = out.Close() // MadeIn reads it
+			return
+		}
+		discard(out)
+	}()
 	errOut, err := s.outputFile(c.sub, "err")
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.name(c.sub), err)
@@ -152,6 +159,7 @@ func (s *Session) run(ctx context.Context, c command) (*result, error) {
 	}
 
 	res := &result{code: cmd.ProcessState.ExitCode()}
+	killed = res.code < 0
 	if res.code == 0 || slices.Contains(c.okCodes, res.code) {
 		// It may have finished although ctx was cancelled meanwhile: what is
 		// done is done, and told so.

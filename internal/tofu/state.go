@@ -37,3 +37,23 @@ func (s *Session) StatePush(ctx context.Context, file string, o StatePushOptions
 	_, err := s.run(ctx, command{sub: "state push", args: o.args(file)})
 	return err
 }
+
+// StateRmOptions are the choices of state rm.
+type StateRmOptions struct {
+	// LockTimeout is a duration like "30s"; empty: do not wait.
+	LockTimeout string
+}
+
+func (o StateRmOptions) args(address string) []string {
+	a := args{"state", "rm", "-no-color"}
+	a.text("-lock-timeout=", o.LockTimeout)
+	a.add(address)
+	return a
+}
+
+// StateRm makes the state forget the resource at an address. Nothing in the world is
+// changed.
+func (s *Session) StateRm(ctx context.Context, address string, o StateRmOptions) error {
+	_, err := s.run(ctx, command{sub: "state rm", args: o.args(address)})
+	return err
+}

@@ -111,6 +111,12 @@ const (
 	ReasonCancelled = "Cancelled"
 	// ReasonInterrupted marks a run that ended with the process that carried it.
 	ReasonInterrupted = "Interrupted"
+	// ReasonRecovered is the event reason of resources that a killed apply had made and that
+	// were imported into the state.
+	ReasonRecovered = "Recovered"
+	// ReasonOrphaned is the event reason of a resource that a killed apply had made and that
+	// could not be imported.
+	ReasonOrphaned = "Orphaned"
 	// ReasonDependencyCycle marks an object that depends on itself over others.
 	ReasonDependencyCycle = "DependencyCycle"
 	// ReasonImported is the event reason of an object that was taken into the state.

@@ -59,6 +59,7 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 		return err
 	}
 	defer s.close()
+	a.recovered = s.recovered // what was not told of with the plan
 	if j.tf.Spec.RefreshBeforeApply && (needsValues(j.tf) || rec.Policy != nil) {
 		if err := s.stillTrue(ctx, rec); err != nil {
 			return err
@@ -112,6 +113,9 @@ func (c *Controller) stillApproved(ctx context.Context, j *job, rec infra.PlanRe
 // stillTrue looks at the world once more before a plan is applied that waited for
 // its approval, if the spec asks for it.
 func (s *session) stillTrue(ctx context.Context, rec infra.PlanRecord) error {
+	if err := s.writeImports(s.missing); err != nil {
+		return err
+	}
 	opts := planOptions(s.job.tf, s.prepared.Module, s.job.reach)
 	opts.Out = filepath.Join(s.Tmp, "refreshed")
 	var changed bool
@@ -145,17 +149,22 @@ func (s *session) stillTrue(ctx context.Context, rec infra.PlanRecord) error {
 func (c *Controller) destroyJob(j *job) doFunc {
 	return func(ctx context.Context, r *run.Run) (any, error) {
 		a := &applied{attempt: j.attempt, destroy: true, onDeletion: true}
-		return a, j.masked(c.runDestroy(ctx, r, j))
+		return a, j.masked(c.runDestroy(ctx, r, j, a))
 	}
 }
 
-func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job) error {
+func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job, a *applied) error {
 	s, err := c.openSession(ctx, r, j, true)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	if _, err := s.forceUnlock(ctx); err != nil {
+		return err
+	}
+	err = s.importMade(ctx)
+	a.recovered = s.recovered
+	if err != nil {
 		return err
 	}
 	opts := planOptions(j.tf, s.prepared.Module, j.reach)

@@ -7,6 +7,8 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -31,12 +33,7 @@ func (s *session) showBackend() {
 	if err != nil {
 		return
 	}
-	aead, err := s.c.backendCipher()
-	if err != nil || len(content) < aead.NonceSize() {
-		return
-	}
-	n := aead.NonceSize()
-	if content, err = aead.Open(nil, content[:n], content[n:], []byte(s.job.unit.String())); err == nil {
+	if content, err = s.c.unseal(s.job.unit, sealedBackend, content); err == nil {
 		_ = os.WriteFile(plain, content, 0o600)
 	}
 }
@@ -57,10 +54,8 @@ func (s *session) hideBackend() {
 // begins with init.
 func (c *Controller) sealBackend(u run.Unit, dir *workdir.Dir, content []byte) {
 	plain, sealed := backendRecord(dir)
-	if aead, err := c.backendCipher(); err == nil {
-		nonce := make([]byte, aead.NonceSize())
-		_, _ = rand.Read(nonce)
-		_ = os.WriteFile(sealed, aead.Seal(nonce, nonce, content, []byte(u.String())), 0o600)
+	if content, err := c.seal(u, sealedBackend, content); err == nil {
+		_ = os.WriteFile(sealed, content, 0o600)
 	}
 	_ = os.Remove(plain)
 }
@@ -80,10 +75,38 @@ func (c *Controller) scrub(u run.Unit) error {
 	if content, err := os.ReadFile(plain); err == nil {
 		c.sealBackend(u, dir, content) // what is secret in it only the run knew
 	}
+	if err := c.keepMade(u, dir); err != nil {
+		return fmt.Errorf("keep what an apply has made that was killed: %w", err)
+	}
 	return dir.Scrub()
 }
 
-func (c *Controller) backendCipher() (cipher.AEAD, error) {
+// seal encrypts a file of a unit's directory. It opens as that file of that unit only.
+func (c *Controller) seal(u run.Unit, file string, content []byte) ([]byte, error) {
+	aead, err := c.unitCipher()
+	if err != nil {
+		return nil, err
+	}
+	nonce := make([]byte, aead.NonceSize())
+	_, _ = rand.Read(nonce)
+	return aead.Seal(nonce, nonce, content, sealedFor(u, file)), nil
+}
+
+func (c *Controller) unseal(u run.Unit, file string, sealed []byte) ([]byte, error) {
+	aead, err := c.unitCipher()
+	if err != nil {
+		return nil, err
+	}
+	n := aead.NonceSize()
+	if len(sealed) < n {
+		return nil, io.ErrUnexpectedEOF
+	}
+	return aead.Open(nil, sealed[:n], sealed[n:], sealedFor(u, file))
+}
+
+func sealedFor(u run.Unit, file string) []byte { return []byte(u.String() + " " + file) }
+
+func (c *Controller) unitCipher() (cipher.AEAD, error) {
 	key, err := c.opts.Blobs.Key("backends")
 	if err != nil {
 		return nil, err

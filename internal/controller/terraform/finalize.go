@@ -174,6 +174,7 @@ func (c *Controller) recordLast(ctx context.Context, cy *cycle, st run.State) er
 		_, err := c.recordApply(ctx, cy, a, st.Err)
 		return err
 	}
+	tellRecovered(cy, a.recovered)
 	tf.Status.RunningID = ""
 	if st.Err != nil {
 		now := metav1.NewTime(c.opts.Clock.Now())

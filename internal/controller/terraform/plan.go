@@ -63,6 +63,15 @@ func (c *Controller) runPlan(ctx context.Context, r *run.Run, j *job, p *planned
 	if !withValues {
 		opts.JSONInto = stream
 	}
+	if j.tf.Spec.Destroy {
+		err = s.importMade(ctx)
+	} else {
+		err = s.planImports(ctx, opts)
+	}
+	p.recovered = s.recovered
+	if err != nil {
+		return err
+	}
 	var changed bool
 	text, err := s.capture.during(func() error {
 		return s.again(ctx, "plan", func() (err error) {

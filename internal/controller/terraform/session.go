@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -49,6 +50,10 @@ type session struct {
 	capture  *capture
 	// note tells a person what was decided about the backend.
 	note string
+	// missing has been made by an apply that was killed, and the state does not know it;
+	// recovered is what becomes of it.
+	missing   []tofu.Made
+	recovered []recovery
 	// cloud tells that a cloud block takes the place of a backend.
 	cloud bool
 	// learnt is the digest of the state whose secrets were learnt last.
@@ -97,7 +102,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	}
 	// A plan may read only; but a state that is still to be written comes first.
 	_, unwritten := os.Stat(s.erroredState())
-	backend, err := s.backend(ctx, write || unwritten == nil)
+	backend, err := s.backend(ctx, write || unwritten == nil || s.hasMade())
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +147,10 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	if err := s.init(ctx); err != nil {
 		return nil, err
 	}
-	return s, s.pushErroredState(ctx)
+	if err := s.pushErroredState(ctx); err != nil {
+		return nil, err
+	}
+	return s, s.lookForMade(ctx)
 }
 
 // close takes the run's door to the state away and removes what may hold secrets.
@@ -153,6 +161,9 @@ func (s *session) close() {
 		s.door.close()
 	}
 	if s.dir != nil {
+		if err := s.c.keepMade(s.job.unit, s.dir); err != nil {
+			fmt.Fprintf(s.run.Output(), "terrace: what the apply that was killed has made is not known to the next run: %v\n", err)
+		}
 		s.hideBackend()
 		_ = s.dir.Scrub()
 		_ = s.dir.Close()

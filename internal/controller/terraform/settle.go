@@ -193,10 +193,12 @@ type attempt struct {
 	generation  int64
 	requestedAt string
 	inputsBlob  string // sealed inputs, "" if they were not stored anew
+	recovered   []recovery
 }
 
 // record takes over what every finished attempt leaves in the status.
 func (c *Controller) record(cy *cycle, a *attempt) {
+	tellRecovered(cy, a.recovered)
 	st := &cy.tf.Status
 	now := metav1.NewTime(c.opts.Clock.Now())
 	if st.LastPlan != nil && st.LastPlan.InputDigest != a.inputDigest {
@@ -383,6 +385,7 @@ func (c *Controller) recordChanges(cy *cycle, p *planned) {
 
 // recordApply records an apply or a destroy.
 func (c *Controller) recordApply(ctx context.Context, cy *cycle, a *applied, err error) (status.Result, error) {
+	tellRecovered(cy, a.recovered)
 	tf := cy.tf
 	st := &tf.Status
 	st.RunningID = ""

@@ -314,6 +314,32 @@ func (d *Dir) writeGenerated(files map[string][]byte) error {
 	return nil
 }
 
+// Generate adds a file of ours to those in the module's directory, or replaces it; without
+// content it goes. Scrub removes it with the others.
+func (d *Dir) Generate(r *Reach, file string, content []byte) error {
+	name := path.Join(workPart, r.Path, file)
+	var names []string
+	if err := d.load(generatedPart, &names); err != nil {
+		return fmt.Errorf("generate %s: %w", file, err)
+	}
+	if len(content) == 0 {
+		if err := d.root.Remove(name); err != nil && !gone(err) {
+			return fmt.Errorf("generate %s: %w", file, err)
+		}
+		return nil
+	}
+	if !slices.Contains(names, name) {
+		// The record first: a file that is not recorded would stay for ever.
+		if err := d.save(generatedPart, append(names, name)); err != nil {
+			return fmt.Errorf("generate %s: %w", file, err)
+		}
+	}
+	if err := d.write(name, content); err != nil {
+		return fmt.Errorf("generate %s: %w", file, err)
+	}
+	return nil
+}
+
 // write makes a new private file; what was there goes, and no link is followed.
 func (d *Dir) write(name string, content []byte) error {
 	if err := makeParents(d.root, name); err != nil {
