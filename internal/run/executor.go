@@ -107,7 +107,7 @@ type entry struct {
 	state  State
 	queued time.Time
 	cancel context.CancelCauseFunc
-	log    *logFile // while running
+	log    *logFile // while running, also while it is recovered
 	// left has what the journal told of runs of this unit at New, until it is
 	// settled.
 	left []Interruption
@@ -132,12 +132,14 @@ func New(opts Options) (*Executor, error) {
 	e := &Executor{opts: opts, store: st, units: map[Unit]*entry{}}
 	e.recovery, e.stopRecovery = context.WithCancel(context.Background())
 	for _, rec := range left {
+		path := st.logPath(rec.Unit, rec.Run)
 		e.units[rec.Unit] = &entry{
 			job: Job{Unit: rec.Unit, ID: rec.ID, Kind: rec.Kind},
 			state: State{
 				ID: rec.ID, Run: rec.Run, Kind: rec.Kind, Phase: Running, Step: StepRecover,
-				Since: opts.Clock.Now(), LogPath: st.logPath(rec.Unit, rec.Run),
+				Since: opts.Clock.Now(), LogPath: path,
 			},
+			log: reopenLog(path),
 		}
 	}
 	e.busy.Add(len(e.units))
@@ -514,7 +516,7 @@ func (r *Run) do(ctx context.Context) (result any, err error) {
 				return
 			}
 			err = fmt.Errorf("the run panicked: %s", r.job.Mask.String(fmt.Sprint(p)))
-			fmt.Fprintf(r.Output(), "panic: %v\n%s", p, debug.Stack())
+			fmt.Fprintf(r.Output(Own), "panic: %v\n%s", p, debug.Stack())
 		}()
 		result, err = r.job.Do(ctx, r)
 		finished = true

@@ -5,68 +5,130 @@ package run
 
 import (
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/terrace-dev/terrace/internal/durable"
 )
 
-// ErrNoLog says that there is no log of such a run.
-var ErrNoLog = errors.New("no log")
+// Stream says where a line of a log comes from.
+type Stream string
 
-// stampLayout is RFC 3339 in UTC with milliseconds.
-const stampLayout = "2006-01-02T15:04:05.000Z"
+// The streams of a log.
+const (
+	Stdout Stream = "stdout"
+	Stderr Stream = "stderr"
+	// Own is what Terrace itself says of the run.
+	Own Stream = "terrace"
+)
 
-// stamper puts the time before each line that it is given.
+// Line is a line of a log.
+type Line struct {
+	// Number counts the lines of the run from 1 on, those among them that are not kept.
+	Number int64 `json:"line"`
+	// Time is when it was written, in milliseconds; zero when an earlier version did
+	// not write it down.
+	Time   time.Time `json:"time,omitzero"`
+	Stream Stream    `json:"stream"`
+	// Text is masked and has no newline.
+	Text string `json:"text"`
+	// Dropped says, in a line that stands for lines which are not kept, how many they
+	// are. Number is that of the last of them.
+	Dropped int64 `json:"dropped,omitempty"`
+
+	// breaksOff marks what a reader says of a log without an end.
+	breaksOff bool
+}
+
+// String is the line as people read it, without its newline.
+func (l Line) String() string {
+	if l.Dropped > 0 || l.Time.IsZero() {
+		return l.Text
+	}
+	return l.Time.Format(stampLayout) + " " + l.Text
+}
+
+// A stored line is "TIME STREAM TEXT". Where lines are missing in a file there is
+// "TIME dropped COUNT"; TIME is that of the line after it.
+const (
+	// stampLayout is RFC 3339 in UTC with milliseconds.
+	stampLayout = "2006-01-02T15:04:05.000Z"
+	droppedMark = "dropped"
+)
+
+func (l Line) appendTo(b []byte) []byte {
+	stream, text := string(l.Stream), l.Text
+	if l.Dropped > 0 {
+		stream, text = droppedMark, strconv.FormatInt(l.Dropped, 10)
+	}
+	b = l.Time.AppendFormat(b, stampLayout)
+	b = append(append(b, ' '), stream...)
+	b = append(append(b, ' '), text...)
+	return append(b, '\n')
+}
+
+const (
+	// longestText is where a longer line is parted, in bytes.
+	longestText = 256 << 10
+	// longestLine is more than what a stored line can be.
+	longestLine = longestText + 256
+)
+
+// stamper gives each line that it is given its time and stream.
 type stamper struct {
-	log   *logFile
-	clock clock.WithDelayedExecution
+	log    *logFile
+	clock  clock.WithDelayedExecution
+	stream Stream
 }
 
 func (s *stamper) Write(p []byte) (int, error) {
-	now := s.clock.Now().UTC().Format(stampLayout)
-	for text := range bytes.Lines(p) {
-		// A part of a line that was too long is a line of its own.
-		text = bytes.TrimSuffix(text, []byte("\n"))
-		s.log.append(now + " " + string(text) + "\n")
-	}
+	s.log.append(s.clock.Now().UTC(), s.stream, p)
 	return len(p), nil
 }
 
 // logFile is the log of a run while it is written. The beginning goes to the log's
 // own file; when that has its size, what follows goes to segments beside it, of
-// which only the last two stay. Closing appends them to the file. So neither the
-// disk nor the memory is filled by a provider in debug mode, and what is on disk is
-// readable at any moment.
+// which only the last two stay. Closing makes one file of them. So neither the disk
+// nor the memory is filled by a provider in debug mode.
+//
+// Every file is a gzip stream that is flushed after each write: what was appended
+// can be read at any moment, also when no more comes.
 type logFile struct {
 	path  string
 	limit LogLimit
+	// stored says that nobody writes it: it was found on disk.
+	stored bool
 
 	mu      sync.Mutex
 	grown   *sync.Cond
-	pieces  []piece // what is kept, in order; the first is the head
-	file    *os.File
-	size    int64 // of all that was ever written
-	lines   int64
-	failed  error // why lines are missing
+	pieces  []*piece     // what is kept, in order; the first is the head
+	nth     int          // of the last piece
+	out     *pieceWriter // of the last piece; nil when that could not be begun
+	pending int64        // lines that are in out and not yet in its file
+	lines   int64        // that were written and can be read
+	failed  error        // why lines are missing
 	missing int64
-	closed  bool
+	done    bool // nothing is added any more
+	closed  bool // and the pieces are as they stay
 }
 
-// piece is a part of what was written that is kept somewhere.
+// piece is a file with a part of the log. size and ended are guarded by logFile.mu.
 type piece struct {
-	start, end int64 // in all that was ever written
-	lines      int64 // before it
-	path       string
-	offset     int64 // of start in the file
+	nth    int // in the order in which pieces came to be
+	path   string
+	before int64 // lines that precede it
+	size   int64 // bytes of the file that can be read
+	ended  bool  // no more comes
+	plain  bool  // the form of earlier versions: lines "TIME TEXT", not compressed
 }
 
 func newLog(path string, limit LogLimit) *logFile {
@@ -84,62 +146,106 @@ func (l *logFile) open() error {
 	return l.next(l.path)
 }
 
-// next begins a piece in a new file. The caller holds mu.
+// next begins a piece in a new file. The caller holds mu and has flushed.
 func (l *logFile) next(path string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
+	w, err := newPieceWriter(path)
 	if err != nil {
 		return err
 	}
-	if l.file != nil {
-		_ = l.file.Close()
-	}
-	l.file = f
-	l.pieces = append(l.pieces, piece{start: l.size, end: l.size, lines: l.lines, path: path})
+	l.endPiece()
+	l.out = w
+	l.nth++
+	l.pieces = append(l.pieces, &piece{nth: l.nth, path: path, before: l.lines, size: w.size})
 	return nil
 }
 
-// append adds a line, with its newline.
-func (l *logFile) append(text string) {
+// endPiece closes the file of the current piece and tells whether it is whole. The
+// caller holds mu.
+func (l *logFile) endPiece() bool {
+	if l.out == nil {
+		return false
+	}
+	l.out.finish()
+	current := l.pieces[len(l.pieces)-1]
+	current.size, current.ended = l.out.size, true
+	whole := !l.out.broken
+	l.out = nil
+	return whole
+}
+
+// append adds the lines of p.
+func (l *logFile) append(at time.Time, s Stream, p []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.file == nil {
+	if l.done || len(l.pieces) == 0 {
 		return
 	}
-	if err := l.room(int64(len(text))); err != nil {
+	var stored []byte
+	for text := range bytes.Lines(p) {
+		// A part of a line that was too long is a line of its own.
+		text = bytes.TrimSuffix(text, []byte("\n"))
+		for {
+			part := text[:min(len(text), longestText)]
+			stored = Line{Time: at, Stream: s, Text: string(part)}.appendTo(stored[:0])
+			l.add(stored)
+			if text = text[len(part):]; len(text) == 0 {
+				break
+			}
+		}
+	}
+	l.flush()
+}
+
+// add puts a stored line into the current piece, or the next. The caller holds mu.
+func (l *logFile) add(stored []byte) {
+	if err := l.room(int64(len(stored))); err != nil {
 		l.failed = err
 		l.missing++
 		return
 	}
-	current := &l.pieces[len(l.pieces)-1]
-	if _, err := l.file.WriteString(text); err != nil {
-		// Half a line would run into the next.
-		_ = l.file.Truncate(current.end - current.start)
-		l.failed = err
-		l.missing++
+	l.out.add(stored)
+	l.pending++
+}
+
+// flush makes readable what was added. The caller holds mu.
+func (l *logFile) flush() {
+	if l.pending == 0 {
 		return
 	}
-	l.size += int64(len(text))
-	l.lines++
-	current.end = l.size
+	if err := l.out.flush(); err != nil {
+		l.failed = err
+		l.missing += l.pending
+	} else {
+		l.lines += l.pending
+	}
+	l.pending = 0
+	l.pieces[len(l.pieces)-1].size = l.out.size
 	l.grown.Broadcast()
 }
 
-// room goes on to another segment when n bytes more are too many for this one.
+// room goes on to another segment when n bytes more are too many for this one, or
+// when it could not be written. The caller holds mu.
 func (l *logFile) room(n int64) error {
-	current := l.pieces[len(l.pieces)-1]
 	limit := l.limit.Tail / 2
 	if len(l.pieces) == 1 {
 		limit = l.limit.Head
 	}
-	if length := current.end - current.start; length == 0 || length+n <= limit {
+	if l.out != nil && !l.out.broken && (l.out.text == 0 || l.out.text+n <= limit) {
 		return nil
+	}
+	l.flush()
+	if last := len(l.pieces) - 1; last > 0 && l.pieces[last].before == l.lines {
+		// Nothing could be written to it, and the next has the same name.
+		l.endPiece()
+		_ = os.Remove(l.pieces[last].path)
+		l.pieces = l.pieces[:last]
 	}
 	if err := l.next(segmentPath(l.path, l.lines)); err != nil {
 		return err
 	}
 	for len(l.pieces) > 3 {
 		_ = os.Remove(l.pieces[1].path)
-		l.pieces = slices.Delete(l.pieces, 1, 2)
+		l.pieces = append(l.pieces[:1], l.pieces[2:]...)
 	}
 	return nil
 }
@@ -150,231 +256,157 @@ func segmentPath(path string, lines int64) string {
 	return fmt.Sprintf("%s.%012d", path, lines)
 }
 
-func (l *logFile) close() {
+// close ends the log.
+func (l *logFile) close(at time.Time) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || l.file == nil {
+	if l.done || len(l.pieces) == 0 {
+		l.mu.Unlock()
 		return
 	}
-	_ = l.file.Close()
 	if l.failed != nil {
 		// The disk may have room again; if not, this is lost as well.
-		_ = appendText(l.path, fmt.Sprintf("… %d lines could not be written: %v …\n", l.missing, l.failed))
+		note := fmt.Sprintf("terrace: %d lines could not be written: %v", l.missing, l.failed)
+		l.add(Line{Time: at, Stream: Own, Text: note}.appendTo(nil))
+		l.flush()
 	}
-	if offsets, err := joinSegments(l.path); err == nil {
-		for i := range l.pieces[1:] {
-			p := &l.pieces[i+1]
-			if o, ok := offsets[p.path]; ok {
-				p.path, p.offset = l.path, o
-			}
-		}
+	l.done = true
+	whole := l.endPiece() && len(l.pieces) == 1
+	l.mu.Unlock()
+	if whole {
+		l.end(l.pieces)
+		return
 	}
-	l.closed = true
+	l.join()
+}
+
+// end says that no more comes.
+func (l *logFile) end(pieces []*piece) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pieces, l.done, l.closed = pieces, true, true
 	l.grown.Broadcast()
 }
 
-func appendText(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0o600)
+// join makes one file of the pieces, with more lines at its end, and ends the log.
+// Where that is not possible the pieces stay, and are read as they are. Nobody may
+// write them any more.
+func (l *logFile) join(more ...Line) {
+	old := l.pieces
+	lines, err := join(l.path, old, more)
 	if err != nil {
+		l.end(old)
+		return
+	}
+	l.mu.Lock()
+	l.nth++
+	l.lines = lines
+	whole := &piece{nth: l.nth, path: l.path, size: unbounded, ended: true}
+	l.mu.Unlock()
+	l.end([]*piece{whole})
+	for _, p := range old {
+		if p.path != l.path {
+			_ = os.Remove(p.path)
+		}
+	}
+}
+
+// join writes what is in the pieces to one file, in the place of the head, and
+// returns the number of its last line. After a crash between that and the removal
+// of the segments their lines are known by their numbers.
+func join(path string, pieces []*piece, more []Line) (int64, error) {
+	r := storedLog(pieces).reader("", LogOptions{})
+	defer r.Close()
+	var out bytes.Buffer
+	zip := writers.Get().(*gzip.Writer)
+	defer writers.Put(zip)
+	zip.Reset(&out)
+	var stored []byte
+	said := ""
+	for {
+		lines, err := r.Next()
+		for _, line := range lines {
+			if !line.breaksOff {
+				stored = line.appendTo(stored[:0])
+				_, _ = zip.Write(stored)
+				said = line.Text
+			}
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	last := r.last
+	for _, line := range more {
+		if line.Text == said {
+			continue // by the recovery before, whose outcome nobody settled
+		}
+		_, _ = zip.Write(line.appendTo(stored[:0]))
+		last++
+	}
+	_ = zip.Close()
+	return last, durable.Replace(path, out.Bytes())
+}
+
+// writers keeps compressors: making one costs more than what a run prints.
+var writers = sync.Pool{New: func() any { return gzip.NewWriter(io.Discard) }}
+
+// pieceWriter compresses lines into a file.
+type pieceWriter struct {
+	file   *os.File
+	zip    *gzip.Writer
+	out    bytes.Buffer // what is not yet in the file
+	size   int64        // of the file
+	text   int64        // bytes before compression
+	broken bool         // the file has its beginning only
+}
+
+func newPieceWriter(path string) (*pieceWriter, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	w := &pieceWriter{file: f, zip: writers.Get().(*gzip.Writer)}
+	w.zip.Reset(&w.out)
+	if err := w.flush(); err != nil {
+		w.finish()
+		return nil, errors.Join(err, os.Remove(path))
+	}
+	return w, nil
+}
+
+func (w *pieceWriter) add(stored []byte) {
+	_, _ = w.zip.Write(stored) // into memory
+	w.text += int64(len(stored))
+}
+
+// flush brings to the file what was added. After an error nothing can be added: what
+// comes next would refer to what is missing.
+func (w *pieceWriter) flush() error {
+	_ = w.zip.Flush()
+	return w.write()
+}
+
+func (w *pieceWriter) write() error {
+	n, err := w.file.Write(w.out.Bytes())
+	w.out.Reset()
+	if err != nil {
+		_ = w.file.Truncate(w.size)
+		w.broken = true
 		return err
 	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Close())
-}
-
-// joinSegments appends the segments of a log to it, with a line that says how
-// much is missing between, and removes them. It returns where each begins. After a
-// crash it does what close did not come to.
-func joinSegments(path string) (map[string]int64, error) {
-	segments, err := filepath.Glob(globEscape(path) + ".*")
-	if err != nil || len(segments) == 0 {
-		return nil, err
-	}
-	slices.Sort(segments)
-	head, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	lines, at := int64(bytes.Count(head, []byte("\n"))), int64(len(head))
-	offsets := map[string]int64{}
-	for _, segment := range segments {
-		before, err := strconv.ParseInt(strings.TrimPrefix(segment, path+"."), 10, 64)
-		if err != nil {
-			continue
-		}
-		text, err := os.ReadFile(segment)
-		if err != nil {
-			return offsets, err
-		}
-		if before > lines {
-			n, err := f.WriteString(gap(before - lines))
-			if err != nil {
-				return offsets, err
-			}
-			at += int64(n)
-		}
-		if _, err := f.Write(text); err != nil {
-			return offsets, err
-		}
-		offsets[segment] = at
-		at += int64(len(text))
-		lines = before + int64(bytes.Count(text, []byte("\n")))
-	}
-	for segment := range offsets {
-		_ = os.Remove(segment)
-	}
-	return offsets, nil
-}
-
-func globEscape(s string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(s)
-}
-
-func gap(lines int64) string { return fmt.Sprintf("… %d lines dropped …\n", lines) }
-
-// logReader reads a log that is being written.
-type logReader struct {
-	log    *logFile
-	follow bool
-	at     int64 // in all that was ever written
-	end    int64 // where to stop without follow
-	lines  int64 // that were read
-	within bool  // a line
-	rest   string
-	closed bool
-}
-
-// reader starts at the beginning. Without follow it ends where the log ends now.
-func (l *logFile) reader(follow bool) *logReader {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return &logReader{log: l, follow: follow, end: l.size}
-}
-
-func (r *logReader) Read(p []byte) (int, error) {
-	r.log.mu.Lock()
-	defer r.log.mu.Unlock()
-	for {
-		if r.closed {
-			return 0, fs.ErrClosed
-		}
-		if r.rest != "" {
-			n := copy(p, r.rest)
-			r.rest = r.rest[n:]
-			return n, nil
-		}
-		end := r.end
-		if r.follow {
-			end = r.log.size
-		}
-		if r.at < end {
-			n, err := r.read(p[:min(int64(len(p)), end-r.at)])
-			if n > 0 || err != nil {
-				return n, err
-			}
-			continue
-		}
-		if !r.follow || r.log.closed {
-			return 0, io.EOF
-		}
-		r.log.grown.Wait()
-	}
-}
-
-// read reads from the piece that has r.at, or notes what is missing before the next.
-func (r *logReader) read(p []byte) (int, error) {
-	for _, pc := range r.log.pieces {
-		if r.at >= pc.end {
-			continue
-		}
-		if r.at < pc.start {
-			// What comes next has been dropped since the last Read.
-			if r.within {
-				r.rest = "\n"
-			}
-			r.rest += gap(pc.lines - r.lines)
-			r.at, r.lines, r.within = pc.start, pc.lines, false
-			return 0, nil
-		}
-		n, err := pc.readAt(p[:min(int64(len(p)), pc.end-r.at)], r.at)
-		if n > 0 {
-			r.at += int64(n)
-			r.lines += int64(bytes.Count(p[:n], []byte("\n")))
-			r.within = p[n-1] != '\n'
-			return n, nil
-		}
-		return 0, err
-	}
-	return 0, io.EOF
-}
-
-// readAt reads from where at, in all that was ever written, is in the piece's file.
-func (p *piece) readAt(b []byte, at int64) (int, error) {
-	f, err := os.Open(p.path)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	return f.ReadAt(b, p.offset+at-p.start)
-}
-
-func (r *logReader) Close() error {
-	r.log.mu.Lock()
-	defer r.log.mu.Unlock()
-	r.closed = true
-	r.log.grown.Broadcast()
+	w.size += int64(n)
 	return nil
 }
 
-// Log returns the log of a run of the unit: of the one with that run id, or the
-// latest of the job with that id, or the latest of all if it is empty. Lines begin
-// with the time in RFC 3339 and are masked. With follow, and while the run goes
-// on, Read waits for more; otherwise it ends with what is there now. Close ends a
-// Read that waits. The error is ErrNoLog when there is none.
-func (e *Executor) Log(u Unit, run string, follow bool) (io.ReadCloser, error) {
-	e.mu.Lock()
-	en, ok := e.units[u]
-	if ok && en.log != nil && (run == "" || run == en.state.Run || run == en.state.ID) {
-		log := en.log
-		e.mu.Unlock()
-		return log.reader(follow), nil
+// finish ends the stream, if it is whole, and closes the file.
+func (w *pieceWriter) finish() {
+	if !w.broken {
+		_ = w.zip.Close()
+		_ = w.write()
 	}
-	e.mu.Unlock()
-	path, err := e.store.findLog(u, run)
-	if err != nil {
-		return nil, fmt.Errorf("open the log of %s: %w", u, err)
-	}
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = ErrNoLog
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the log of %s: %w", u, err)
-	}
-	return f, nil
-}
-
-// findLog looks only for what is in the unit's directory: run is a stranger's text.
-func (s *store) findLog(u Unit, run string) (string, error) {
-	runs, err := s.runs(u)
-	if err != nil {
-		return "", err
-	}
-	slices.Reverse(runs)
-	for _, r := range runs {
-		if run == "" || run == r {
-			return s.logPath(u, r), nil
-		}
-	}
-	for _, r := range runs {
-		if rec, err := readRecord(s.recordPath(u, r)); err == nil && rec.ID == run {
-			return s.logPath(u, r), nil
-		}
-	}
-	return "", ErrNoLog
+	_ = w.file.Close()
+	writers.Put(w.zip)
 }

@@ -35,6 +35,9 @@ func (p Process) alive() bool {
 // the executor shuts down before that, they stay in the journal.
 func (e *Executor) recover(u Unit, left []Record) {
 	defer e.busy.Done()
+	e.mu.Lock()
+	log, latest := e.units[u].log, e.units[u].state.Run
+	e.mu.Unlock()
 	var found []Interruption
 	for _, rec := range left {
 		i := Interruption{
@@ -44,10 +47,15 @@ func (e *Executor) recover(u Unit, left []Record) {
 		var err error
 		i.Orphaned, i.Killed, err = end(e.recovery, rec, e.opts.Grace)
 		if err != nil {
+			log.end(log.pieces)
 			return
 		}
-		// The run's own process wrote to a pipe of ours: nothing more comes.
-		_, _ = joinSegments(i.LogPath)
+		// Terrace wrote the log, and it is another one that ended: nothing more comes.
+		if rec.Run == latest {
+			log.interrupt(e.opts.Clock.Now().UTC(), &InterruptedError{Interruption: i})
+		} else {
+			reopenLog(i.LogPath).interrupt(e.opts.Clock.Now().UTC(), &InterruptedError{Interruption: i})
+		}
 		found = append(found, i)
 	}
 	last := found[len(found)-1]
@@ -56,7 +64,7 @@ func (e *Executor) recover(u Unit, left []Record) {
 	e.mu.Lock()
 	en := e.units[u]
 	now := e.opts.Clock.Now()
-	en.left = found
+	en.left, en.log = found, nil
 	en.state.Begun = last.Begun
 	en.state.Phase, en.state.Since, en.state.Err = Done, now, err
 	e.mu.Unlock()

@@ -63,7 +63,7 @@ func crash(dir, script string) {
 			); err != nil {
 				return nil, err
 			}
-			fmt.Fprintln(r.Output(), "applying")
+			fmt.Fprintln(r.Output(Stdout), "applying")
 			line, err := bufio.NewReader(ready).ReadString('\n')
 			if err != nil {
 				return nil, err
@@ -206,9 +206,13 @@ func TestKilledWithOrphan(t *testing.T) {
 			if p := got[0].Processes; len(p) != 1 || p[0].PID != pid || p[0].Subcommand != "apply" {
 				t.Errorf("processes: %+v", p)
 			}
-			b, err := os.ReadFile(s.LogPath)
-			if err != nil || !strings.HasSuffix(string(b), " applying\n") {
-				t.Errorf("log: %q, %v", b, err)
+			r, err := e.Log(unit("x", "a"), s.Run, LogOptions{Follow: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := []string{"applying", "terrace: terrace: run interrupted: " + s.Err.Error()}
+			if diff := cmp.Diff(want, text(t, read(t, r))); diff != "" {
+				t.Errorf("log:\n%s", diff)
 			}
 		})
 	}

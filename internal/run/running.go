@@ -108,12 +108,12 @@ func (r *Run) step() string {
 	return r.steps[len(r.steps)-1].Name
 }
 
-// Output returns a writer into the run's log: masked, stamped with the time line
-// by line, bounded. Each call gives one with a line of its own in the making, all
-// into the same log; take one for each stream. It never returns an error: a full
-// disk must not end an apply; the log says what is missing.
-func (r *Run) Output() io.Writer {
-	w := r.job.Mask.Writer(&stamper{log: r.log, clock: r.clock})
+// Output returns a writer into the run's log: masked, marked line by line with the
+// time and the stream, bounded. Each call gives one with a line of its own in the
+// making, all into the same log. It never returns an error: a full disk must not end
+// an apply; the log says what is missing.
+func (r *Run) Output(s Stream) io.Writer {
+	w := r.job.Mask.Writer(&stamper{log: r.log, clock: r.clock, stream: s})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.outputs = append(r.outputs, w)
@@ -137,12 +137,15 @@ func (r *Run) closeOutputs(err error) {
 		_ = w.Close()
 	}
 	if err != nil {
-		w := r.job.Mask.Writer(&stamper{log: r.log, clock: r.clock})
-		fmt.Fprintf(w, "terrace: run %s: %v\n", OutcomeOf(err), err)
+		w := r.job.Mask.Writer(&stamper{log: r.log, clock: r.clock, stream: Own})
+		fmt.Fprintln(w, lastWords(err))
 		_ = w.Close()
 	}
-	r.log.close()
+	r.log.close(r.clock.Now().UTC())
 }
+
+// lastWords is what the log of a run ends with that did not do what it was to.
+func lastWords(err error) string { return fmt.Sprintf("terrace: run %s: %v", OutcomeOf(err), err) }
 
 // Started records in the journal that the run has a process: its PID, which is also
 // its process group, and its start time as the kernel counts it (0 asks the

@@ -26,7 +26,8 @@ var ErrInUse = errors.New("in use by another process")
 //	_lock                              held while an executor lives
 //	_active/RUN-UNIT.jsonl             journals of runs that have begun and not ended
 //	NAMESPACE/KIND-NAME/RUN.jsonl      their records, once they have
-//	NAMESPACE/KIND-NAME/RUN.log        their logs
+//	NAMESPACE/KIND-NAME/RUN.log.gz     their logs, and RUN.log.gz.LINES while they grow;
+//	                                   RUN.log of earlier versions
 //
 // Names that begin with "_" cannot be namespaces. Only _active has to be read at
 // start, however many units there are.
@@ -41,6 +42,9 @@ const (
 	activeName = "_active"
 	recordExt  = ".jsonl"
 	logExt     = ".log"
+
+	// compressedExt follows logExt.
+	compressedExt = ".gz"
 )
 
 func openStore(dir string, keep int) (store, error) {
@@ -94,7 +98,7 @@ func (s *store) unitDir(u Unit) string {
 }
 
 func (s *store) logPath(u Unit, run string) string {
-	return filepath.Join(s.unitDir(u), run+logExt)
+	return filepath.Join(s.unitDir(u), run+logExt+compressedExt)
 }
 
 func (s *store) recordPath(u Unit, run string) string {
@@ -177,11 +181,17 @@ func (s *store) runs(u Unit) ([]string, error) {
 	}
 	var out []string
 	for _, e := range entries {
-		out = append(out, runOf(e.Name()))
+		if !unfinishedFile(e.Name()) {
+			out = append(out, runOf(e.Name()))
+		}
 	}
 	slices.Sort(out)
 	return slices.Compact(out), nil
 }
+
+// unfinishedFile tells by its name that a file is one that a crash kept from being
+// renamed, or that is about to be.
+func unfinishedFile(name string) bool { return strings.HasPrefix(name, ".") }
 
 // runOf returns the run that a file in a unit's directory belongs to.
 func runOf(name string) string {

@@ -4,8 +4,6 @@
 package server_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -522,11 +520,7 @@ func (w *world) everyText(canaries map[string]string) map[string]string {
 		if err != nil {
 			return ignoreGone(err)
 		}
-		if zr, err := gzip.NewReader(bytes.NewReader(b)); err == nil {
-			if plain, err := io.ReadAll(zr); err == nil {
-				b = append(b, plain...)
-			}
-		}
+		b = append(b, unzipped(b)...)
 		w.noCanary(strings.TrimPrefix(path, w.cfg.DataDir), string(b), outside)
 		return nil
 	}))

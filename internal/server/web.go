@@ -4,6 +4,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
@@ -17,6 +18,7 @@ import (
 	"net/http/pprof"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -167,16 +169,26 @@ func unitOf(r *http.Request) (run.Unit, bool) {
 		strings.EqualFold(r.PathValue("kind"), infra.TerraformKind)
 }
 
-// log streams the log of a run: the latest one unless ?run= names another; with
-// ?follow=true until the run ends.
+// log streams the log of a run: the latest one unless ?run= names another; from the
+// line on that follows ?after=; with ?follow=true until the run ends. It is text, or
+// with ?format=json an object of run, line, time, stream and text for each line.
 func (w *web) log(rw http.ResponseWriter, r *http.Request) {
 	u, ok := unitOf(r)
 	if !ok {
 		http.Error(rw, "no unit of this kind has runs", http.StatusNotFound)
 		return
 	}
-	follow := r.URL.Query().Get("follow") == "true"
-	in, err := w.runs.Log(u, r.URL.Query().Get("run"), follow)
+	query := r.URL.Query()
+	opts := run.LogOptions{Follow: query.Get("follow") == "true"}
+	if after := query.Get("after"); after != "" {
+		n, err := strconv.ParseInt(after, 10, 64)
+		if err != nil || n < 0 {
+			http.Error(rw, "after: a line number is wanted", http.StatusBadRequest)
+			return
+		}
+		opts.After = n
+	}
+	in, err := w.runs.Log(u, query.Get("run"), opts)
 	if errors.Is(err, run.ErrNoLog) {
 		http.Error(rw, "no log is kept", http.StatusNotFound)
 		return
@@ -188,25 +200,43 @@ func (w *web) log(rw http.ResponseWriter, r *http.Request) {
 	// A reader that follows waits for the run; it has to end with its client.
 	stop := context.AfterFunc(r.Context(), func() { _ = in.Close() })
 	defer stop()
-	rw.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if !follow {
-		_, _ = io.Copy(rw, in)
-		return
+	kind, write := "text/plain; charset=utf-8", func(out io.Writer, l run.Line) { fmt.Fprintln(out, l) }
+	if query.Get("format") == "json" {
+		kind = "application/x-ndjson"
+		write = func(out io.Writer, l run.Line) {
+			encoder := json.NewEncoder(out)
+			encoder.SetEscapeHTML(false)
+			_ = encoder.Encode(struct {
+				Run string `json:"run"`
+				run.Line
+			}{in.Run(), l})
+		}
 	}
+	rw.Header().Set("Content-Type", kind)
 	flush := http.NewResponseController(rw)
 	rw.WriteHeader(http.StatusOK)
-	_ = flush.Flush()
-	buf := make([]byte, 32<<10)
+	if opts.Follow {
+		_ = flush.Flush()
+	}
+	var text bytes.Buffer
 	for {
-		n, err := in.Read(buf)
-		if n > 0 {
-			if _, werr := rw.Write(buf[:n]); werr != nil {
-				return
-			}
-			_ = flush.Flush()
+		lines, err := in.Next()
+		text.Reset()
+		for _, l := range lines {
+			write(&text, l)
 		}
-		if err != nil {
+		if _, werr := rw.Write(text.Bytes()); werr != nil {
 			return
+		}
+		if err != nil && err != io.EOF {
+			// Without its last chunk the answer is known to be cut.
+			panic(http.ErrAbortHandler)
+		}
+		if err == io.EOF {
+			return
+		}
+		if opts.Follow {
+			_ = flush.Flush()
 		}
 	}
 }

@@ -65,6 +65,11 @@ func TestServerShowsPlansAndLogsToWhoHasTheToken(t *testing.T) {
 	if code, text := w.get(base+"/log", ""); code != http.StatusOK || !strings.Contains(text, "Plan: 1 to add") {
 		t.Errorf("log: %d %s", code, text)
 	}
+	for query, want := range map[string]int{"?format=json&after=1": http.StatusOK, "?after=x": http.StatusBadRequest, "?after=-1": http.StatusBadRequest} {
+		if code, text := w.get(base+"/log"+query, ""); code != want || want == http.StatusOK && !strings.HasPrefix(text, `{"run":"`) || strings.Contains(text, `"line":1,`) {
+			t.Errorf("log%s: %d %s", query, code, text)
+		}
+	}
 	// A run that has ended ends the log of whoever follows it.
 	if code, text := w.get(base+"/log?follow=true", ""); code != http.StatusOK || !strings.Contains(text, "Plan: 1 to add") {
 		t.Errorf("log that is followed: %d %s", code, text)

@@ -6,9 +6,11 @@ package server_test
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -448,17 +450,27 @@ func (w *world) spawned(subcommand string) int {
 	return n
 }
 
-// runLog is the log of a unit's last run, for messages of tests that fail.
+// runLog is the logs of a unit's runs as they are on disk.
 func (w *world) runLog(name string) string {
 	var out strings.Builder
 	_ = filepath.WalkDir(filepath.Join(w.cfg.DataDir, "runs"), func(path string, d os.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && strings.Contains(path, name) && strings.HasSuffix(path, ".log") {
+		if err == nil && !d.IsDir() && strings.Contains(path, name) && strings.HasSuffix(path, ".log.gz") {
 			content, _ := os.ReadFile(path)
-			fmt.Fprintf(&out, "-- %s\n%s\n", filepath.Base(path), content)
+			fmt.Fprintf(&out, "-- %s\n%s\n", filepath.Base(path), unzipped(content))
 		}
 		return nil
 	})
 	return out.String()
+}
+
+// unzipped is what a gzip stream holds that may not have ended; nothing of what is none.
+func unzipped(content []byte) []byte {
+	zr, err := gzip.NewReader(bytes.NewReader(content))
+	if err != nil {
+		return nil
+	}
+	plain, _ := io.ReadAll(zr)
+	return plain
 }
 
 func readyOf(tf *infra.Terraform) metav1.Condition {

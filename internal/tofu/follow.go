@@ -25,20 +25,24 @@ type follower struct {
 	ended chan error
 }
 
-// follow starts to copy both files to Session.Output, and standard error to
-// errs as well. Within one look standard output comes first; the tools print
+// follow starts to copy the files to Session.Output and Session.Errors, and standard
+// error to errs as well. Within one look standard output comes first; the tools print
 // their errors last.
 func (s *Session) follow(c command, out, errOut string, errs io.Writer) *follower {
 	shown := s.Output
 	if shown == nil {
 		shown = io.Discard
 	}
+	errors := s.Errors
+	if errors == nil {
+		errors = shown
+	}
 	f := &follower{done: make(chan struct{}), ended: make(chan error, 1)}
 	var files []*tail
 	if !c.capture {
 		files = append(files, &tail{path: out, to: []io.Writer{shown}})
 	}
-	files = append(files, &tail{path: errOut, to: []io.Writer{shown, errs}})
+	files = append(files, &tail{path: errOut, to: []io.Writer{errors, errs}})
 	go func() { f.ended <- f.loop(files) }()
 	return f
 }

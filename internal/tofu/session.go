@@ -63,11 +63,11 @@ type Session struct {
 	// own directories are not enough for; the session adds the tool, its configuration and
 	// the provider cache, which only init may write to.
 	Isolation isolation.Profile
-	// Output gets what the process prints, standard output and errors, soon
-	// after it does. It is called from one goroutine; its errors are ignored.
-	// What show, output and state pull print on standard output does not go
-	// there. nil discards.
-	Output io.Writer
+	// Output gets what the process prints on standard output soon after it does,
+	// Errors what it prints on standard error; nil Errors is Output. They are
+	// called from one goroutine; their errors are ignored. What show, output and
+	// state pull print on standard output does not go there. nil discards.
+	Output, Errors io.Writer
 	// Grace is the time from the interrupt that a cancelled ctx causes to the
 	// kill; zero means one minute.
 	Grace time.Duration
@@ -75,7 +75,7 @@ type Session struct {
 	// error the process group is killed and the method returns that error.
 	Started func(Process) error
 	// Mask removes secrets from the texts of errors; nil changes nothing.
-	// Output is not masked here.
+	// Output and Errors are not masked here.
 	Mask func(string) string
 }
 

@@ -330,6 +330,23 @@ func mirrorConfig(t *testing.T, dir string) string {
 
 // An apply that is cancelled stops in order: what was done is in the state, the
 // lock is released, and the next apply finishes.
+func TestStreamsAreApart(t *testing.T) {
+	s, out := session(t, map[string]string{"main.tf": "resource \"terraform_data\" \"x\" {\n  provisioner \"local-exec\" { command = \"exit 7\" }\n}\n"})
+	errs := &log{}
+	s.Errors = errs
+	must(t, s.Init(t.Context(), tofu.InitOptions{}))
+	plan := filepath.Join(s.Tmp, "plan")
+	_, err := s.Plan(t.Context(), tofu.PlanOptions{Out: plan})
+	must(t, err)
+	if err := s.Apply(t.Context(), tofu.ApplyOptions{Plan: plan}); err == nil {
+		t.Fatal("the provisioner did not fail")
+	}
+	const standard, failure = "terraform_data.x will be created", "local-exec provisioner error"
+	if o, e := out.String(), errs.String(); !strings.Contains(o, standard) || strings.Contains(e, standard) || !strings.Contains(e, failure) || strings.Contains(o, failure) {
+		t.Errorf("output:\n%s\nerrors:\n%s", o, e)
+	}
+}
+
 func TestCancel(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "gate")

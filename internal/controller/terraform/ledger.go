@@ -28,7 +28,7 @@ func (c *Controller) recorded(ctx context.Context, r *run.Run, e audit.Entry, do
 	}
 	if end := intent.End(ctx, o); end != nil && err == nil {
 		// It is done, and the intent says so without its outcome: the run goes on.
-		fmt.Fprintf(r.Output(), "terrace: the ledger has no outcome of this %s: %v\n", e.Action, end)
+		fmt.Fprintf(r.Output(run.Own), "terrace: the ledger has no outcome of this %s: %v\n", e.Action, end)
 	}
 	return err
 }

@@ -121,7 +121,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	if err != nil {
 		return nil, status.Fail(infra.ReasonNewFailed, err)
 	}
-	s.capture = &capture{to: r.Output()}
+	s.capture = &capture{}
 	env := maps.Clone(j.inputs.Env)
 	if env == nil {
 		env = map[string]string{}
@@ -138,7 +138,8 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 		Tool: c.opts.Tool, Dir: s.prepared.Module, DataDir: s.prepared.DataDir, Home: s.prepared.Home, Tmp: s.prepared.Tmp,
 		Env: env, CLIConfig: s.prepared.CLIConfig, PluginCache: c.opts.PluginCache,
 		Isolation: c.opts.Isolation.With(nil, []string{s.dir.Path()}),
-		Output:    s.capture, Grace: j.grace(c.opts.Grace), Mask: func(text string) string { return j.mask.String(text) },
+		Output:    s.capture.passing(r.Output(run.Stdout)), Errors: s.capture.passing(r.Output(run.Stderr)),
+		Grace: j.grace(c.opts.Grace), Mask: func(text string) string { return j.mask.String(text) },
 		Started: func(p tofu.Process) error { return r.Started(p.PID, p.StartTime, p.Subcommand) },
 	}
 	if err := s.unlockBeforeInit(ctx); err != nil {
@@ -401,18 +402,21 @@ func renderText(text string, data map[string]any) (string, error) {
 // captureLimit bounds the text of a plan that is kept, in bytes.
 const captureLimit = 8 << 20
 
-// capture passes output on and keeps a copy while it is asked to.
+// capture keeps a copy of output, of both streams, while it is asked to. One process at
+// a time writes, from one goroutine.
 type capture struct {
-	to      io.Writer
 	buf     bytes.Buffer
 	keeping bool
 }
+
+// passing is a writer whose text is passed on.
+func (c *capture) passing(to io.Writer) io.Writer { return io.MultiWriter(c, to) }
 
 func (c *capture) Write(p []byte) (int, error) {
 	if c.keeping && c.buf.Len() < captureLimit {
 		c.buf.Write(p[:min(len(p), captureLimit-c.buf.Len())])
 	}
-	return c.to.Write(p)
+	return len(p), nil
 }
 
 // during returns what was printed while do ran.

@@ -89,7 +89,7 @@ func (s *session) releaseLeftLock() {
 	ctx, cancel := context.WithTimeout(context.Background(), pushTimeout)
 	defer cancel()
 	if err := s.door.release(ctx, id); err != nil && !errors.Is(err, state.ErrLocked) {
-		fmt.Fprintf(s.run.Output(), "terrace: remove the state lock %s that the run left: %v\n", id, err)
+		fmt.Fprintf(s.run.Output(run.Own), "terrace: remove the state lock %s that the run left: %v\n", id, err)
 	}
 }
 
