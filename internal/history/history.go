@@ -46,6 +46,8 @@ type Options struct {
 type Keeper struct {
 	opts Options
 
+	loaded chan struct{} // closed when units has what was there before
+
 	mu    sync.Mutex
 	units map[types.NamespacedName][]kept // by namespace and UnitLabel; oldest first
 }
@@ -69,7 +71,7 @@ func New(o Options) *Keeper {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Keeper{opts: o, units: map[types.NamespacedName][]kept{}}
+	return &Keeper{opts: o, loaded: make(chan struct{}), units: map[types.NamespacedName][]kept{}}
 }
 
 // Label is the value of v1alpha1.UnitLabel for a unit.
@@ -113,16 +115,33 @@ func (k *Keeper) Record(ctx context.Context, r *v1alpha1.Run) error {
 	return nil
 }
 
+// Loaded is closed when it is known which Runs there are.
+func (k *Keeper) Loaded() <-chan struct{} { return k.loaded }
+
+// Keeps tells whether the Run of that name, of a unit in a namespace, is kept, so that what
+// belongs to it can be kept as long. Until it is known which Runs there are, it is.
+func (k *Keeper) Keeps(namespace string, u v1alpha1.UnitReference, run string) bool {
+	select {
+	case <-k.loaded:
+	default:
+		return true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.ContainsFunc(k.units[types.NamespacedName{Namespace: namespace, Name: Label(u)}], func(x kept) bool { return x.name == run })
+}
+
 // Start reads which Runs there are, removes those that are too many or too old, and goes
 // on to look at their age until ctx ends.
 func (k *Keeper) Start(ctx context.Context) error {
-	if err := k.load(ctx); err != nil {
-		// Without it old Runs stay longer, and nothing else is wrong.
-		log.FromContext(ctx).Info("runs of before are not known", "why", err.Error())
-	}
 	ticker := k.opts.Clock.NewTicker(sweepInterval)
 	defer ticker.Stop()
-	for {
+	for known := false; ; {
+		if !known {
+			if known = k.learn(ctx); known {
+				close(k.loaded)
+			}
+		}
 		k.sweep(ctx)
 		select {
 		case <-ctx.Done():
@@ -130,6 +149,18 @@ func (k *Keeper) Start(ctx context.Context) error {
 		case <-ticker.C():
 		}
 	}
+}
+
+// learn reads which Runs there are, and tells whether that is all that will be known.
+func (k *Keeper) learn(ctx context.Context) (known bool) {
+	err := k.load(ctx)
+	if err == nil {
+		return true
+	}
+	// Without it old Runs stay longer, and nothing else is wrong.
+	log.FromContext(ctx).Info("runs of before are not known", "why", err.Error())
+	// What is not installed or not allowed will not be an hour later.
+	return apierrors.IsNotFound(err) || apimeta.IsNoMatchError(err) || apierrors.IsForbidden(err)
 }
 
 func (k *Keeper) load(ctx context.Context) error {

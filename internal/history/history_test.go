@@ -103,6 +103,66 @@ func TestAgeAndWhatWasThereBefore(t *testing.T) {
 	}
 }
 
+// What belongs to a Run is kept as long as it, and while nobody knows which Runs there are.
+func TestKeeps(t *testing.T) {
+	resource := schema.GroupResource{Group: v1alpha1.GroupVersion.Group, Resource: "runs"}
+	now := begin.Add(100 * 24 * time.Hour)
+	a := v1alpha1.UnitReference{Kind: "Terraform", Name: "a"}
+	for name, tc := range map[string]struct {
+		reason string
+		err    error // of the first look
+		early  bool  // known after it
+		late   bool  // "2026-002-apply" is kept in the end
+	}{
+		"Listed":      {reason: "the ordinary case", early: true, late: true},
+		"Unavailable": {reason: "it is looked again an hour later", err: apierrors.NewServiceUnavailable("later"), late: true},
+		"Forbidden":   {reason: "what is not allowed does not keep logs for ever", err: apierrors.NewForbidden(resource, "", errors.New("no")), early: true},
+		"KindMissing": {reason: "the same", err: apierrors.NewNotFound(resource, ""), early: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			looks := make(chan struct{}, 10)
+			failing := tc.err
+			c := testClient(t, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+				defer func() { looks <- struct{}{} }()
+				if err := failing; err != nil {
+					failing = nil
+					return err
+				}
+				return c.List(ctx, list, o...)
+			}}, newRun("a", 1, begin), newRun("a", 2, now.Add(-time.Hour)))
+			clock := clocktesting.NewFakeClock(now)
+			k := New(Options{Client: c, Reader: c, Clock: clock})
+			if !k.Keeps("ns", a, "2026-001-apply") || !k.Keeps("ns", a, "any") {
+				t.Error("something is not kept before it is known what there is")
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan error)
+			go func() { done <- k.Start(ctx) }()
+			<-looks
+			if tc.early {
+				<-k.Loaded()
+			} else {
+				clock.Step(time.Hour + time.Second) // the ticker is there before the first look
+				<-looks
+				<-k.Loaded()
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if k.Keeps("ns", a, "2026-001-apply") || k.Keeps("other", a, "2026-002-apply") || k.Keeps("ns", v1alpha1.UnitReference{Kind: "Terraform", Name: "b"}, "2026-002-apply") {
+				t.Errorf("%s: a Run is kept that is not there", tc.reason)
+			}
+			if got := k.Keeps("ns", a, "2026-002-apply"); got != tc.late {
+				t.Errorf("%s: the Run that is there is kept: %t", tc.reason, got)
+			}
+			if err := k.Record(context.Background(), newRun("a", 3, now)); err != nil || !k.Keeps("ns", a, "2026-003-apply") {
+				t.Errorf("%s: a new Run is not kept: %v", tc.reason, err)
+			}
+		})
+	}
+}
+
 func TestErrors(t *testing.T) {
 	resource := schema.GroupResource{Group: v1alpha1.GroupVersion.Group, Resource: "runs"}
 	terminating := apierrors.NewForbidden(resource, "x", errors.New("the namespace is going"))

@@ -41,6 +41,10 @@ type Options struct {
 	Observe func(Observation)
 	// Log bounds the logs.
 	Log LogLimit
+	// Kept tells that the log and record of a run stay although the limits of Log say
+	// otherwise, because something refers to them. It must not call the executor; nil
+	// is for none.
+	Kept func(u Unit, run string) bool
 }
 
 // LogLimit bounds the logs that an Executor keeps.
@@ -50,6 +54,8 @@ type LogLimit struct {
 	Head, Tail int64
 	// Runs is how many runs of a unit are kept, logs and records; 0 means 10.
 	Runs int
+	// Age is how long they are kept at most; 0 means 30 days.
+	Age time.Duration
 }
 
 func (o *Options) defaults() {
@@ -79,6 +85,12 @@ func (o *Options) defaults() {
 	}
 	if o.Log.Runs <= 0 {
 		o.Log.Runs = 10
+	}
+	if o.Log.Age <= 0 {
+		o.Log.Age = 30 * 24 * time.Hour
+	}
+	if o.Kept == nil {
+		o.Kept = func(Unit, string) bool { return false }
 	}
 }
 
@@ -120,7 +132,7 @@ type entry struct {
 // directory cannot be used; ErrInUse when another executor has it.
 func New(opts Options) (*Executor, error) {
 	opts.defaults()
-	st, err := openStore(opts.Dir, opts.Log.Runs)
+	st, err := openStore(opts)
 	if err != nil {
 		return nil, fmt.Errorf("open the run directory %s: %w", opts.Dir, err)
 	}
@@ -366,8 +378,8 @@ func (e *Executor) alive() []string {
 	return names
 }
 
-// Remove deletes the logs and records of a unit that is no more. The error says
-// why a file could not be removed, or that the unit has a job that is not done.
+// Remove forgets a unit that is no more. What is kept of its runs goes when it is old
+// or too much, see Sweep. The error says that the unit has a job that is not done.
 func (e *Executor) Remove(u Unit) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -378,9 +390,44 @@ func (e *Executor) Remove(u Unit) error {
 		e.settle(en)
 		delete(e.units, u)
 	}
-	if err := e.store.remove(u); err != nil {
-		return fmt.Errorf("remove the runs of %s: %w", u, err)
+	return nil
+}
+
+// Sweep removes the logs and records of runs that are too many of their unit or too
+// old, by Options.Log, and that Options.Kept does not keep; also of units that are no
+// more. It reads one directory for each unit that has ever run, and is to be called
+// once in a while. The error says what could not be removed.
+func (e *Executor) Sweep(ctx context.Context) error {
+	units, err := e.store.overfull(ctx, e.opts.Clock.Now())
+	if err != nil {
+		return fmt.Errorf("remove old runs: %w", err)
 	}
+	var errs []error
+	for _, u := range units {
+		errs = append(errs, e.sweepUnit(u))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove old runs: %w", err)
+	}
+	return nil
+}
+
+// sweepUnit holds mu, so that no run of the unit can begin meanwhile.
+func (e *Executor) sweepUnit(u Unit) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if en, ok := e.units[u]; ok && (en.state.Phase == Running || len(en.left) > 0) {
+		return nil // its own prune comes when it ends
+	}
+	if err := e.store.prune(u, e.opts.Clock.Now()); err != nil {
+		return err
+	}
+	for other, en := range e.units {
+		if other.Namespace == u.Namespace && en.state.Phase == Running {
+			return nil // it may be about to make its directory in that of the namespace
+		}
+	}
+	e.store.removeEmpty(u)
 	return nil
 }
 
@@ -429,6 +476,9 @@ func (e *Executor) begin(en *entry) {
 	go e.execute(ctx, en, r, timeout)
 }
 
+// idLayout is the time that an id of a run begins with.
+const idLayout = "20060102t150405.000000000z"
+
 // runID names an execution: sortable by its begin, unique, and fit for the name of an
 // object. The caller holds mu.
 func (e *Executor) runID(now time.Time, kind Kind) string {
@@ -437,7 +487,7 @@ func (e *Executor) runID(now time.Time, kind Kind) string {
 		now = e.last.Add(time.Nanosecond)
 	}
 	e.last = now
-	return now.Format("20060102t150405.000000000z") + "-" + string(kind)
+	return now.Format(idLayout) + "-" + string(kind)
 }
 
 func (e *Executor) execute(ctx context.Context, en *entry, r *Run, timeout time.Duration) {

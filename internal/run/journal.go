@@ -144,7 +144,7 @@ func (j *journal) end(at time.Time, o Outcome, message string, steps []StepRecor
 	j.ended = true
 	u := j.record.Unit
 	last := line{Ended: &endedLine{At: at, Outcome: o, Message: message, Steps: steps}}
-	defer func() { _ = j.store.prune(u) }()
+	defer func() { _ = j.store.prune(u, at) }()
 	if j.file != nil {
 		_ = j.write(last)
 		_ = j.file.Sync()

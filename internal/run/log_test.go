@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/terrace-dev/terrace/internal/mask"
 )
@@ -616,42 +618,110 @@ func TestConcurrentOutput(t *testing.T) {
 
 func TestOnlyTheLastRunsAreKept(t *testing.T) {
 	dir := t.TempDir()
+	const day = 24 * time.Hour
 	synctest.Test(t, func(t *testing.T) {
-		e := open(t, Options{Dir: dir, Log: LogLimit{Runs: 3}})
+		var pinned string // a run that something refers to
+		e := open(t, Options{Dir: dir, Log: LogLimit{Runs: 3, Age: 30 * day}, Kept: func(_ Unit, run string) bool { return run == pinned }})
 		u := unit("x", strings.Repeat("long", 60))
-		for i := range 5 {
+		runs := func() (out []string) {
+			t.Helper()
+			recs, err := e.Records(u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range recs {
+				out = append(out, r.ID+r.Facts["n"]+string(r.Outcome))
+				mustLog(t, e, u, r.Run, false).Close()
+			}
+			return out
+		}
+		want := func(when string, want ...string) {
+			t.Helper()
+			if diff := cmp.Diff(want, runs()); diff != "" {
+				t.Errorf("%s:\n%s", when, diff)
+			}
+			if names := files(t, dir); len(names) != len(want)*2+1 {
+				t.Errorf("%s: files %v", when, names)
+			}
+		}
+		sweep := func() {
+			t.Helper()
+			if err := e.Sweep(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		for i := range 6 {
 			j := job(u, func(_ context.Context, r *Run) (any, error) {
 				return nil, r.Record(map[string]string{"n": fmt.Sprint(i)})
 			})
 			j.ID = fmt.Sprint(i)
 			e.Start(j)
 			synctest.Wait()
+			if i == 1 {
+				pinned = mustGet(t, e, u).Run
+			}
 		}
-		recs, err := e.Records(u)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, r := range recs {
-			got = append(got, r.ID+r.Facts["n"]+string(r.Outcome))
-		}
-		if diff := cmp.Diff([]string{"22succeeded", "33succeeded", "44succeeded"}, got); diff != "" {
-			t.Error(diff)
-		}
-		if names := files(t, dir); len(names) != 3*2+1 {
-			t.Errorf("files: %v", names)
-		}
+		want("the last and what is referred to", "11succeeded", "33succeeded", "44succeeded", "55succeeded")
 		if err := e.Remove(u); err != nil {
 			t.Error(err)
 		}
-		if names := files(t, dir); len(names) != 1 {
-			t.Errorf("files after Remove: %v", names)
+		sweep()
+		want("the unit is gone", "11succeeded", "33succeeded", "44succeeded", "55succeeded")
+		time.Sleep(31 * day)
+		if err := os.WriteFile(filepath.Join(e.store.unitDir(u), ".left.log.gz.1"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		sweep()
+		want("a month later", "11succeeded")
+		pinned = ""
+		sweep()
+		want("nothing refers to it any more")
+		if entries, err := os.ReadDir(filepath.Join(dir, "x")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the namespace has %v, %v", entries, err)
 		}
 		e.Start(job(u, sleep(time.Hour)))
 		if err := e.Remove(u); err == nil {
 			t.Error("a running unit was removed")
 		}
+		time.Sleep(45 * time.Minute)
+		sweep()
+		time.Sleep(30 * time.Minute)
+		want("one that ran meanwhile", u.Name+"succeeded")
 	})
+}
+
+// TestSweepLeavesWhatIsToBeRecovered: Terrace may have been away for longer than logs are kept.
+func TestSweepLeavesWhatIsToBeRecovered(t *testing.T) {
+	dir := t.TempDir()
+	killed(t, dir, `trap 'exit 1' INT; echo 0; while :; do sleep 0.02; done`)
+	late := clocktesting.NewFakeClock(time.Now().Add(365 * 24 * time.Hour))
+	changed := make(chan Unit, 10)
+	e, err := New(Options{Dir: dir, OnChange: func(u Unit) { changed <- u }, Clock: late})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Shutdown(context.Background()) })
+	u := <-changed
+	sweep := func() {
+		t.Helper()
+		if err := e.Sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	sweep()
+	s, _ := e.Get(u)
+	r, err := e.Log(u, "", LogOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, r); len(got) != 2 || got[1].Stream != Own || !strings.Contains(got[1].Text, "interrupted") {
+		t.Errorf("log %+v", got)
+	}
+	e.Forget(u, s.ID)
+	sweep()
+	if _, err := e.Log(u, "", LogOptions{}); !errors.Is(err, ErrNoLog) {
+		t.Errorf("an old log is kept: %v", err)
+	}
 }
 
 func files(t *testing.T, dir string) []string {

@@ -4,6 +4,7 @@
 package run
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,9 +34,10 @@ var ErrInUse = errors.New("in use by another process")
 // Names that begin with "_" cannot be namespaces. Only _active has to be read at
 // start, however many units there are.
 type store struct {
-	dir  string
-	lock *os.File
-	keep int // runs of a unit
+	dir   string
+	lock  *os.File
+	limit LogLimit
+	kept  func(Unit, string) bool
 }
 
 const (
@@ -47,7 +50,8 @@ const (
 	compressedExt = ".gz"
 )
 
-func openStore(dir string, keep int) (store, error) {
+func openStore(opts Options) (store, error) {
+	dir := opts.Dir
 	if dir == "" {
 		return store{}, errors.New("no directory is given")
 	}
@@ -66,7 +70,7 @@ func openStore(dir string, keep int) (store, error) {
 		}
 		return store{}, fmt.Errorf("lock %s: %w", lockName, err)
 	}
-	return store{dir: dir, lock: lock, keep: keep}, nil
+	return store{dir: dir, lock: lock, limit: opts.Log, kept: opts.Kept}, nil
 }
 
 func (s *store) close() { s.lock.Close() }
@@ -204,31 +208,112 @@ func runOf(name string) string {
 	return name
 }
 
-// prune removes what is older than the last runs that are kept.
-func (s *store) prune(u Unit) error {
+// excess returns the runs of a unit that are too many or too old. A run's id begins with
+// its time.
+func (s *store) excess(u Unit, now time.Time) ([]string, error) {
 	runs, err := s.runs(u)
-	if err != nil || len(runs) <= s.keep {
+	if err != nil {
+		return nil, err
+	}
+	oldest := now.Add(-s.limit.Age).UTC().Format(idLayout)
+	n := max(len(runs)-s.limit.Runs, 0)
+	for n < len(runs) && strings.ToLower(runs[n]) < oldest {
+		n++
+	}
+	return runs[:n], nil
+}
+
+// prune removes the runs of a unit that are too many or too old, and what a crash has
+// left. No run of the unit may be going on.
+func (s *store) prune(u Unit, now time.Time) error {
+	gone, err := s.excess(u, now)
+	if err != nil {
 		return err
 	}
-	oldest := runs[len(runs)-s.keep]
+	gone = slices.DeleteFunc(gone, func(run string) bool { return s.kept(u, run) })
 	entries, err := os.ReadDir(s.unitDir(u))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, e := range entries {
-		if runOf(e.Name()) < oldest {
-			errs = append(errs, os.Remove(filepath.Join(s.unitDir(u), e.Name())))
+		if unfinishedFile(e.Name()) || slices.Contains(gone, runOf(e.Name())) {
+			if err := os.Remove(filepath.Join(s.unitDir(u), e.Name())); !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (s *store) remove(u Unit) error {
-	if err := os.RemoveAll(s.unitDir(u)); err != nil {
-		return err
+// overfull returns the units that have runs which are too many or too old.
+func (s *store) overfull(ctx context.Context, now time.Time) ([]Unit, error) {
+	namespaces, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, err
 	}
-	// The directory of the namespace goes with its last unit; it is not empty before.
-	_ = os.Remove(filepath.Dir(s.unitDir(u)))
-	return nil
+	var out []Unit
+	for _, ns := range namespaces {
+		if !ns.IsDir() || ns.Name() == activeName {
+			continue
+		}
+		dirs, err := os.ReadDir(filepath.Join(s.dir, ns.Name()))
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range dirs {
+			if err := context.Cause(ctx); err != nil {
+				return nil, err
+			}
+			u, ok := s.unitIn(filepath.Join(s.dir, ns.Name(), d.Name()))
+			if !ok {
+				continue
+			}
+			gone, err := s.excess(u, now)
+			if err != nil {
+				return nil, err
+			}
+			if len(gone) > 0 {
+				out = append(out, u)
+			}
+		}
+	}
+	return out, nil
+}
+
+// unitIn returns the unit that a directory is of: by its name, or, when that is cut, as a
+// record in it has it.
+func (s *store) unitIn(dir string) (Unit, bool) {
+	namespace, err := url.PathUnescape(filepath.Base(filepath.Dir(dir)))
+	name, nameErr := url.PathUnescape(filepath.Base(dir))
+	if err == nil && nameErr == nil {
+		if namespace == "_" {
+			namespace = ""
+		}
+		kind, name, _ := strings.Cut(name, "-")
+		if u := (Unit{Kind: kind, Namespace: namespace, Name: name}); s.unitDir(u) == dir {
+			return u, true
+		}
+	}
+	records, err := filepath.Glob(globEscape(dir) + "/*" + recordExt)
+	if err != nil {
+		return Unit{}, false
+	}
+	for _, path := range records {
+		if rec, err := readRecord(path); err == nil && s.unitDir(rec.Unit) == dir {
+			return rec.Unit, true
+		}
+	}
+	return Unit{}, false
+}
+
+// removeEmpty removes the directory of a unit that has no runs any more, and that of
+// the namespace with its last unit.
+func (s *store) removeEmpty(u Unit) {
+	if os.Remove(s.unitDir(u)) == nil {
+		_ = os.Remove(filepath.Dir(s.unitDir(u)))
+	}
 }

@@ -17,14 +17,17 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"github.com/fluxcd/pkg/ssa/utils"
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/artifact"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
@@ -167,18 +170,43 @@ func (s *Server) openStores(ctx context.Context, api *rest.Config) (err error) {
 
 // openRuns opens what executes runs and what keeps their history.
 func (s *Server) openRuns(wake func(run.Unit), m *metrics) (err error) {
+	s.history = history.New(history.Options{
+		Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Keep: s.config.RunLogsKept, Namespaces: s.config.WatchNamespaces,
+	})
 	s.runs, err = run.New(run.Options{
 		Dir: s.dir("runs"), Concurrency: s.config.ConcurrentRuns, Timeout: s.config.RunTimeout,
 		OnChange: wake, Observe: m.observe, Log: run.LogLimit{Runs: s.config.RunLogsKept},
+		// A log stays as long as the Run that names it.
+		Kept: func(u run.Unit, id string) bool {
+			return s.history.Keeps(u.Namespace, v1alpha1.UnitReference{Kind: u.Kind, Name: u.Name}, id)
+		},
 	})
 	if err != nil {
 		return err
 	}
 	m.runs = s.runs
-	s.history = history.New(history.Options{
-		Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Keep: s.config.RunLogsKept, Namespaces: s.config.WatchNamespaces,
-	})
-	return s.manager.Add(s.history)
+	return errors.Join(s.manager.Add(s.history), s.manager.Add(manager.RunnableFunc(s.sweepRuns)))
+}
+
+// sweepRuns removes old logs once it is known which Runs there are, and then every day.
+func (s *Server) sweepRuns(ctx context.Context) error {
+	select {
+	case <-s.history.Loaded():
+	case <-ctx.Done():
+		return nil
+	}
+	ticker := time.NewTicker(24 * time.Hour)
+	defer ticker.Stop()
+	for {
+		if err := s.runs.Sweep(ctx); err != nil && ctx.Err() == nil {
+			s.log.Info("old logs of runs are not removed", "why", err.Error())
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
 }
 
 // addSources adds the controller of GitRepositories.
