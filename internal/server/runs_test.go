@@ -4,24 +4,33 @@
 package server_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/config"
+	"github.com/terrace-dev/terrace/internal/testenv"
 )
 
 // The tests here are about runs: the queue, cancelling, work by hand, and what a
@@ -311,6 +320,183 @@ fileMappings: [{secretRef: {name: in, key: mapped}, location: workspace, path: m
 		}
 		return err
 	}))
+}
+
+// terrace runs the command line against the world's Terrace, and returns what it prints.
+func (w *world) terrace(args ...string) (string, error) {
+	w.t.Helper()
+	return w.terraceTo(io.Discard, args...)
+}
+
+// terraceTo does the same, and gives what is printed to another as well, as soon as it is.
+func (w *world) terraceTo(also io.Writer, args ...string) (string, error) {
+	w.t.Helper()
+	cfg, err := clientcmd.LoadFromFile(testenv.Start(w.t).Kubeconfig)
+	if err == nil {
+		err = clientcmd.ResolveLocalPaths(cfg)
+	}
+	if err == nil {
+		// Beside it lies what tells where the server is.
+		err = clientcmd.WriteToFile(*cfg, filepath.Join(w.cfg.DataDir, "kubeconfig"))
+	}
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(w.ctx(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(testenv.Root(w.t), "bin", "terrace"), append(args, "--data-dir", w.cfg.DataDir, "-n", w.ns)...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, also), &stderr
+	if err = cmd.Run(); err != nil {
+		err = fmt.Errorf("terrace %s: %w: %s", strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.String(), err
+}
+
+// seen is a writer that waits for a text.
+type seen struct {
+	text  string
+	there chan struct{}
+	so    strings.Builder
+	once  sync.Once
+}
+
+func newSeen(text string) *seen { return &seen{text: text, there: make(chan struct{})} }
+
+func (s *seen) Write(p []byte) (int, error) {
+	s.so.Write(p)
+	if strings.Contains(s.so.String(), s.text) {
+		s.once.Do(func() { close(s.there) })
+	}
+	return len(p), nil
+}
+
+// logLine is a line of a log as "terrace logs -o json" has it.
+type logLine struct {
+	Run          string
+	Line         int
+	Stream, Text string
+}
+
+// logLines reads what "terrace logs -o json" printed, of one run from its first line on.
+func (w *world) logLines(text string) []logLine {
+	w.t.Helper()
+	var out []logLine
+	for line := range strings.Lines(text) {
+		var l logLine
+		must(w.t, json.Unmarshal([]byte(line), &l))
+		if l.Line != len(out)+1 || len(out) > 0 && l.Run != out[0].Run {
+			w.t.Errorf("line %d is %s", len(out)+1, line)
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// runsOf are the names of the Runs of a unit that did one thing, oldest first.
+func (w *world) runsOf(unit, operation string) []string {
+	w.t.Helper()
+	var list v1alpha1.RunList
+	must(w.t, w.client.List(w.ctx(), &list, client.InNamespace(w.ns), client.MatchingLabels{v1alpha1.UnitLabel: "Terraform." + unit}))
+	var out []string
+	for _, r := range list.Items {
+		if r.Spec.Operation == operation {
+			out = append(out, r.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// The log of a run is there as long as its Run: whatever runs afterwards, and when the unit is gone.
+func TestLogIsKeptAsLongAsItsRun(t *testing.T) {
+	const module = "resource \"terraform_data\" \"x\" {\n  provisioner \"local-exec\" { command = \"echo boom; exit 7\" }\n}\n"
+	w := newWorld(t, map[string]string{"fail/main.tf": module, "a/main.tf": moduleA}, func(c *config.Config) { c.RunLogsKept = 1 })
+	w.unit("a", "path: ./a\napprovePlan: auto")
+	w.awaitReady("a")
+	applies := w.runsOf("a", "apply")
+	if len(applies) != 1 {
+		t.Fatalf("applies of a: %q", applies)
+	}
+	for i := range 3 { // plans that find nothing, and so have no Run
+		w.awaitRevision("a", w.commit(map[string]string{"a/main.tf": moduleA + strings.Repeat("# more\n", i+1)}))
+	}
+	if text, err := w.terrace("logs", "run/"+applies[0]); err != nil || !strings.Contains(text, "Apply complete") {
+		t.Errorf("the log of the apply: %v\n%s", err, text)
+	}
+	if text, err := w.terrace("logs", "tf/a"); err != nil || !strings.Contains(text, "No changes") {
+		t.Errorf("the log of the last plan: %v\n%s", err, text)
+	}
+
+	w.unit("fail", "path: ./fail\napprovePlan: auto\nretryInterval: 1h")
+	w.awaitReason("fail", infra.ReasonApplyFailed)
+	name := w.runsOf("fail", "apply")[0]
+	w.delete("fail")
+	w.awaitGone("fail")
+	w.restart() // what is old is removed when Terrace starts
+	text, err := w.terrace("logs", "run/"+name, "-o", "json")
+	must(t, err)
+	said := map[string]string{}
+	for _, l := range w.logLines(text) {
+		said[l.Stream] += l.Text + "\n"
+	}
+	for stream, want := range map[string]string{
+		"stdout": "terraform_data.x (local-exec): boom", "stderr": "on main.tf line 2, in resource \"terraform_data\" \"x\":", "terrace": "terrace: run failed: ",
+	} {
+		if !strings.Contains(said[stream], want) || strings.Count(strings.Join(slices.Collect(maps.Values(said)), ""), want) != 1 {
+			t.Errorf("%s does not say %q, or another does too: %s", stream, want, text)
+		}
+	}
+	if files, err := filepath.Glob(filepath.Join(w.cfg.DataDir, "runs", w.ns, "*", "*.log*")); err != nil || len(files) == 0 {
+		t.Errorf("logs: %v, %v", files, err)
+	} else {
+		for _, f := range files {
+			if content, _ := os.ReadFile(f); len(unzipped(content)) <= len(content) {
+				t.Errorf("%s is not compressed", f)
+			}
+		}
+	}
+}
+
+// Who follows a log follows it over a kill of Terrace, and hears how the run ended.
+func TestLogIsFollowedOverAKill(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	w := newWorld(t, holding(t, pipe, "create"), func(c *config.Config) { c.WatchNamespaces = []string{"nobody"} })
+	w.stop()
+	p := w.startProcess()
+	w.unit("u", "approvePlan: auto\nretryInterval: 1s")
+	w.awaitApplying("u")
+	writer, err := os.OpenFile(pipe, os.O_WRONLY, 0) // opens once the apply reads
+	must(t, err)
+	defer writer.Close()
+	// A follower that has come so far has a connection.
+	followed, seen := make(chan string, 1), newSeen("Creating...")
+	go func() {
+		text, err := w.terraceTo(seen, "logs", "tf/u", "-f", "-o", "json")
+		if err != nil {
+			t.Error(err)
+		}
+		followed <- text
+	}()
+	select {
+	case <-seen.there:
+	case <-time.After(patience):
+		t.Fatal("the log does not say that something is created")
+	}
+	p.kill()
+	must(t, os.Remove(pipe))
+	must(t, os.WriteFile(pipe, nil, 0o600))
+	w.startProcess()
+	text := <-followed
+	lines := w.logLines(text)
+	if last := lines[len(lines)-1]; last.Stream != "terrace" || !strings.Contains(last.Text, "run interrupted") || strings.Count(text, "run interrupted") != 1 {
+		t.Errorf("the last line is %+v of\n%s", last, text)
+	}
+	w.awaitReady("u")
+	again, err := w.terrace("logs", "run/"+lines[0].Run, "-o", "json")
+	if err != nil || again != text {
+		t.Errorf("%v: the log is now\n%s\nand was\n%s", err, again, text)
+	}
 }
 
 // A cloud block is written for the tool; its token stays out of every text.
