@@ -156,7 +156,7 @@ func (c *Controller) runImport(ctx context.Context, r *run.Run, j *job, i *impor
 			return fmt.Errorf("import %s: the state has an object there already, with id %q: take that out of the state first, or import to another address", i.address, *found)
 		}
 		i.already = true
-		fmt.Fprintf(r.Output(), "terrace: %s is in the state already\n", i.address)
+		fmt.Fprintf(r.Output(run.Own), "terrace: %s is in the state already\n", i.address)
 		entry.Outcome, entry.Detail = audit.Succeeded, entry.Detail+", which the state had already"
 		return c.append(ctx, entry)
 	}

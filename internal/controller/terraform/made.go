@@ -151,7 +151,7 @@ func (s *session) keepMissing() error {
 // orphan notes a resource that has to be looked after by a person.
 func (s *session) orphan(m tofu.Made, why error) {
 	r := recovery{address: s.job.mask.String(m.Address), id: s.job.mask.String(m.ID), why: s.job.mask.String(why.Error())}
-	fmt.Fprintf(s.run.Output(), "terrace: %s (id %q), which an apply has made that was killed, is not imported: %s\n", r.address, r.id, r.why)
+	fmt.Fprintf(s.run.Output(run.Own), "terrace: %s (id %q), which an apply has made that was killed, is not imported: %s\n", r.address, r.id, r.why)
 	s.recovered = append(s.recovered, r)
 }
 

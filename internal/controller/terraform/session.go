@@ -163,7 +163,7 @@ func (s *session) close() {
 	}
 	if s.dir != nil {
 		if err := s.c.keepMade(s.job.unit, s.dir); err != nil {
-			fmt.Fprintf(s.run.Output(), "terrace: what the apply that was killed has made is not known to the next run: %v\n", err)
+			fmt.Fprintf(s.run.Output(run.Own), "terrace: what the apply that was killed has made is not known to the next run: %v\n", err)
 		}
 		s.hideBackend()
 		_ = s.dir.Scrub()
