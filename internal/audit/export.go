@@ -11,15 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"gocloud.dev/blob"
-	"gocloud.dev/blob/fileblob"
 	"gocloud.dev/gcerrors"
 
+	internalblob "github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/durable"
 )
 
@@ -45,7 +43,7 @@ func Export(ctx context.Context, dir string, key ed25519.PublicKey, bucket strin
 		err = exportTo(ctx, dir, key, bucket, numbers, &r)
 	}
 	if err != nil {
-		return r, fmt.Errorf("export ledger %s to %s: %w", dir, redacted(bucket), err)
+		return r, fmt.Errorf("export ledger %s to %s: %w", dir, internalblob.Redacted(bucket), err)
 	}
 	return r, nil
 }
@@ -85,10 +83,11 @@ func endOf(dir string, number uint64) (end, error) {
 }
 
 func exportTo(ctx context.Context, dir string, key ed25519.PublicKey, location string, numbers []uint64, r *ExportReport) error {
-	t, err := openTarget(ctx, location)
+	bucket, local, err := internalblob.OpenBucket(ctx, location)
 	if err != nil {
 		return err
 	}
+	t := &target{bucket: bucket, dir: local}
 	for _, n := range numbers {
 		if err = t.export(ctx, dir, key, n, r); err != nil {
 			break
@@ -101,44 +100,6 @@ func exportTo(ctx context.Context, dir string, key ed25519.PublicKey, location s
 type target struct {
 	bucket *blob.Bucket
 	dir    string // of a local one; empty for object storage
-}
-
-func openTarget(ctx context.Context, location string) (*target, error) {
-	u, err := url.Parse(location)
-	var t target
-	switch {
-	case location == "":
-		return nil, errors.New("the bucket is not named")
-	case err == nil && u.Scheme == fileblob.Scheme:
-		if u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) {
-			return nil, errors.New("a file URL must be absolute, such as file:///var/backups/ledger")
-		}
-		t.dir = filepath.FromSlash(u.Path)
-	case err != nil || u.Scheme == "" || filepath.IsAbs(location):
-		t.dir = location
-	default:
-		if t.bucket, err = blob.OpenBucket(ctx, location); err != nil {
-			// gocloud repeats the URL, with the keys that it may hold.
-			return nil, errors.New(strings.ReplaceAll(err.Error(), location, redacted(location)))
-		}
-		return &t, nil
-	}
-	if err := os.MkdirAll(t.dir, 0o700); err != nil {
-		return nil, err
-	}
-	t.bucket, err = fileblob.OpenBucket(t.dir, &fileblob.Options{
-		NoTempDir: true, DirFileMode: 0o700, Metadata: fileblob.MetadataDontWrite,
-	})
-	return &t, err
-}
-
-// redacted hides the user part and the query of a URL, which may hold keys.
-func redacted(location string) string {
-	if u, err := url.Parse(location); err == nil && u.Scheme != "" {
-		u.User, u.RawQuery = nil, ""
-		return u.String()
-	}
-	return location
 }
 
 func (t *target) export(ctx context.Context, dir string, key ed25519.PublicKey, number uint64, r *ExportReport) error {
@@ -238,7 +199,7 @@ func (l *Ledger) Export(ctx context.Context, bucket string) (ExportReport, error
 	}
 	e := Entry{
 		Actor: Actor{Kind: Terrace, Name: "ledger"}, Action: ledgerExport,
-		Detail: fmt.Sprintf("%d segments were copied to %s, and %d removed here", len(r.Copied), redacted(bucket), len(remove)),
+		Detail: fmt.Sprintf("%d segments were copied to %s, and %d removed here", len(r.Copied), internalblob.Redacted(bucket), len(remove)),
 	}
 	if len(remove) > 0 {
 		e.Pruned = remove[len(remove)-1]

@@ -4,13 +4,18 @@
 package audit
 
 import (
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	_ "gocloud.dev/blob/memblob"
+	_ "gocloud.dev/blob/s3blob"
 )
 
 func TestExport(t *testing.T) {
@@ -138,5 +143,39 @@ func TestExportedSegmentsMayGo(t *testing.T) {
 	must(t, os.Remove(filepath.Join(o.Dir, segmentName(numbers[0]))))
 	if r, err := Verify(t.Context(), o.Dir, l.PublicKey(), VerifyOptions{}); err != nil || len(r.Findings) != 1 || r.Findings[0].Kind != Dropped {
 		t.Errorf("a segment that was not exported is gone: %v, %v", r.Findings, err)
+	}
+}
+
+// TestExportToS3: a bucket is written once, and told apart when it has something else.
+func TestExportToS3(t *testing.T) {
+	store := s3mem.New()
+	must(t, store.CreateBucket("ledger"))
+	server := httptest.NewServer(gofakes3.New(store).Server())
+	defer server.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
+	bucket := "s3://ledger?prefix=terrace/&region=eu-central-1&use_path_style=true&endpoint=" + url.QueryEscape(server.URL)
+	o := history(t)
+	key, err := ReadPublicKey(PublicKeyFile(o.KeyFile))
+	must(t, err)
+	closed := []string{segmentName(1), segmentName(2), segmentName(3)}
+	for _, want := range []ExportReport{{Copied: closed}, {Present: closed}} {
+		r, err := Export(t.Context(), o.Dir, key, bucket)
+		must(t, err)
+		if d := cmp.Diff(want, r); d != "" {
+			t.Errorf("-want +got:\n%s", d)
+		}
+	}
+	content, err := os.ReadFile(filepath.Join(o.Dir, closed[0]))
+	must(t, err)
+	changed := strings.Replace(string(content), "Alice", "Mallo", 1)
+	_, err = store.PutObject("ledger", "terrace/"+closed[0], map[string]string{}, strings.NewReader(changed), int64(len(changed)), nil)
+	must(t, err)
+	if _, err := Export(t.Context(), o.Dir, key, bucket); err == nil || !strings.Contains(err.Error(), "the bucket has another "+closed[0]) {
+		t.Errorf("export over something else: %v", err)
+	}
+	if _, err := Export(t.Context(), o.Dir, key, bucket+"&secret=canary"); err == nil || strings.Contains(err.Error(), "canary") {
+		t.Errorf("export to a bucket that is not understood: %v", err)
 	}
 }

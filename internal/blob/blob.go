@@ -10,17 +10,18 @@
 // it stores and collects nothing: who puts a blob deletes it.
 //
 // Sealed blobs are encrypted to an age X25519 identity that lives in a key file
-// beside the store. Losing that file loses them; nothing else needs it.
+// beside the store. Losing that file loses them; nothing else needs it. A KMS key may
+// wrap the file, so that it opens nothing without that.
 package blob
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"iter"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,7 +30,6 @@ import (
 	"filippo.io/age"
 	digest "github.com/opencontainers/go-digest"
 	"gocloud.dev/blob"
-	"gocloud.dev/blob/fileblob"
 	"gocloud.dev/gcerrors"
 
 	"github.com/terrace-dev/terrace/internal/durable"
@@ -54,6 +54,10 @@ const (
 	// staleSpool is the age at which a half-written blob is taken to be left
 	// over from a process that died.
 	staleSpool = time.Hour
+	// ownerKey is the object that says which key file a bucket belongs to.
+	ownerKey = "terrace-owner"
+	// claimTimeout bounds asking for it, with the driver's own retries.
+	claimTimeout = time.Minute
 )
 
 // Options say where a store is.
@@ -65,6 +69,15 @@ type Options struct {
 	// unseal. It is made, 0600, when it is not there, and read again when it
 	// changes (Rotate). Empty means that the store cannot seal.
 	KeyFile string
+	// KMSKeys are keys that gocloud.dev/secrets opens by a driver in this binary, as
+	// URLs. The first wraps the key file, all open it: one that is wrapped by another
+	// key, or by none, is wrapped anew when the store is opened. Unwrapped as the first
+	// leaves the file in the clear. Without KMSKeys a wrapped file is refused.
+	KMSKeys []string
+	// BeforeWrap, if it is not nil, is told before a key file that is there is wrapped
+	// anew: the names of the KMS keys, empty for none, as KeyFile.WrappedBy. An error of
+	// it ends Open, and leaves the file as it is.
+	BeforeWrap func(before, after string) error
 }
 
 // Info describes a stored blob: its digest, its stored size in bytes (of a
@@ -89,70 +102,106 @@ type Store struct {
 }
 
 // Open opens or creates the store at o.URL, and its key file. Half-written blobs
-// of processes that died are removed.
+// of processes that died are removed. A store in object storage belongs to the key file
+// that it was first opened with, and is refused to any other: whoever shares a bucket
+// gives each store a part of it, by the query ?prefix=NAME/. The error may be an
+// *OpenError.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{}
 	if err := s.open(ctx, o.URL); err != nil {
-		return nil, fmt.Errorf("open blob store %s: %w", redacted(o.URL), err)
+		return nil, fmt.Errorf("open blob store %s: %w", Redacted(o.URL), err)
 	}
 	if o.KeyFile == "" {
 		return s, nil
 	}
 	var err error
-	if s.keys, err = openKeyring(o.KeyFile); err != nil {
+	if s.keys, err = openKeyring(ctx, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("read key of sealed blobs %s: %w", o.KeyFile, err), s.Close())
+	}
+	if s.dir == "" {
+		if err := s.claim(ctx); err != nil {
+			return nil, errors.Join(fmt.Errorf("open blob store %s: %w", Redacted(o.URL), err), s.Close())
+		}
 	}
 	return s, nil
 }
 
-func (s *Store) open(ctx context.Context, location string) error {
-	if location == "" {
-		return errors.New("the location is empty")
+// OpenError is a store that is not opened as it is, and needs a person.
+type OpenError struct {
+	// Why says what is wrong, Advice what to do about it.
+	Why, Advice string
+}
+
+// Error implements error.
+func (e *OpenError) Error() string { return e.Why }
+
+// Hint is the next step for the user.
+func (e *OpenError) Hint() string { return e.Advice }
+
+// claim marks the bucket as that of the key file. Two processes that share one without
+// knowing would each take the other's blobs for left over; and a process that has lost
+// its key file would go on with a new one beside what it cannot read.
+func (s *Store) claim(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, claimTimeout, fmt.Errorf("no answer within %s", claimTimeout))
+	defer cancel()
+	key, err := s.Key("owner of a bucket")
+	if err != nil {
+		return err
 	}
-	u, err := url.Parse(location)
+	mine := hex.EncodeToString(key)
+	there, err := s.owner(ctx)
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		if err = s.bucket.WriteAll(ctx, ownerKey, []byte(mine), &blob.WriterOptions{ContentType: "text/plain", IfNotExist: true}); err == nil {
+			return nil
+		}
+		if gcerrors.Code(err) == gcerrors.FailedPrecondition { // another process was first
+			there, err = s.owner(ctx)
+		}
+	}
 	switch {
-	case err == nil && u.Scheme == fileblob.Scheme:
-		if u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) {
-			return errors.New("a file URL must be absolute, such as file:///var/lib/terrace/blobs")
+	case err != nil && ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return errors.New(oneLine(err))
+	case there != mine:
+		return &OpenError{
+			Why:    "what is there was encrypted with another key file",
+			Advice: "put back the copy of " + s.keys.file + " that belongs to it; or name a bucket of its own, or a part of one with ?prefix=NAME/",
 		}
-		s.dir = filepath.FromSlash(u.Path)
-	case err != nil || u.Scheme == "" || filepath.IsAbs(location):
-		s.dir = location
-	default:
-		if s.bucket, err = blob.OpenBucket(ctx, location); err != nil {
-			// gocloud repeats the URL, with the keys that it may hold.
-			return errors.New(strings.ReplaceAll(err.Error(), location, redacted(location)))
-		}
-		return nil
+	}
+	return nil
+}
+
+func (s *Store) owner(ctx context.Context) (string, error) {
+	r, err := s.bucket.NewRangeReader(ctx, ownerKey, 0, 1<<10, nil)
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(r)
+	return string(text), errors.Join(err, r.Close())
+}
+
+func (s *Store) open(ctx context.Context, location string) (err error) {
+	if s.bucket, s.dir, err = OpenBucket(ctx, location); err != nil || s.dir == "" {
+		return err
 	}
 	s.temp = filepath.Join(s.dir, spool)
 	if err := os.MkdirAll(s.temp, 0o700); err != nil {
 		return err
 	}
-	if err := sweep(s.temp); err != nil {
-		return err
-	}
-	s.bucket, err = fileblob.OpenBucket(s.dir, &fileblob.Options{
-		NoTempDir: true, DirFileMode: 0o700, Metadata: fileblob.MetadataDontWrite,
-	})
-	return err
+	return sweep(s.temp, "")
 }
 
-// redacted hides the user part and the query of a URL, which may hold keys.
-func redacted(location string) string {
-	if u, err := url.Parse(location); err == nil && u.Scheme != "" {
-		u.User, u.RawQuery = nil, ""
-		return u.String()
-	}
-	return location
-}
-
-func sweep(dir string) error {
+// sweep removes the half-written files of a directory that begin so.
+func sweep(dir, prefix string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), prefix) {
+			continue
+		}
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -181,7 +230,12 @@ func (s *Store) Part(name string) *Store {
 
 // Close releases the store's connections. Readers that are open keep working
 // for a local store only.
-func (s *Store) Close() error { return s.bucket.Close() }
+func (s *Store) Close() error {
+	if s.keys != nil {
+		s.keys.wrapping.close()
+	}
+	return s.bucket.Close()
+}
 
 // Put stores what r holds and returns its digest and its size in bytes. After
 // an error nothing is stored. A local blob is on disk when Put returns. Putting

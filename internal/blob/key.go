@@ -14,6 +14,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -33,41 +34,109 @@ var ErrKeyInUse = errors.New("the key is in use")
 // must not change when the first identity does.
 const namingLine = "# naming key: "
 
+// KeyFile is what a key file is after Open.
+type KeyFile struct {
+	// Created says that there was none before.
+	Created bool
+	// WrappedBy is the name of the KMS key that wraps it, without anything secret; empty
+	// when it is in the clear.
+	WrappedBy string
+}
+
 // keyring is what a key file holds. It is shared by all parts of a store, and read
 // again when the file changed: another process may have rotated it.
 type keyring struct {
-	file string
+	file     string
+	wrapping *wrapping
+	found    KeyFile
 
 	mu         sync.Mutex
 	size       int64
 	changed    time.Time
+	retry      time.Time // before it, a wrapped file that was not opened is not tried again
 	first      *age.X25519Identity
 	identities []age.Identity
 	naming     []byte // of HKDF: the pseudorandom key
 }
 
-// openKeyring reads a key file, and makes it when there is none.
-func openKeyring(file string) (*keyring, error) {
-	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		if err := createKey(file); err != nil {
-			return nil, err
-		}
+// retryPause is how long a wrapped file is left alone that another process changed and
+// this one cannot open: while its KMS is away, each try would hold up whoever seals.
+const retryPause = time.Minute
+
+// openKeyring reads a key file, makes it when there is none, and wraps it as it is to be.
+func openKeyring(ctx context.Context, o Options) (*keyring, error) {
+	w, err := openWrapping(ctx, o.KMSKeys)
+	if err != nil {
+		return nil, err
 	}
-	k := &keyring{file: file}
-	return k, k.load()
+	k := &keyring{file: o.KeyFile, wrapping: w}
+	if err := k.open(ctx, o.BeforeWrap); err != nil {
+		w.close()
+		return nil, err
+	}
+	return k, nil
 }
 
-// load reads the file. The caller holds mu, or is alone.
-func (k *keyring) load() error {
-	info, err := durable.Private(k.file)
+func (k *keyring) open(ctx context.Context, before func(old, new string) error) error {
+	if _, err := os.Stat(k.file); errors.Is(err, fs.ErrNotExist) {
+		if err := k.create(ctx); err != nil {
+			return err
+		}
+		k.found.Created = true
+	}
+	// Half-written key files may be in the clear.
+	if err := sweep(filepath.Dir(k.file), "."+filepath.Base(k.file)+"."); err != nil {
+		return err
+	}
+	content, by, current, err := k.load(ctx)
 	if err != nil {
 		return err
+	}
+	k.found.WrappedBy = k.wrapping.name()
+	if current {
+		return nil
+	}
+	sealed, err := k.wrapping.seal(ctx, content)
+	if err != nil {
+		return err
+	}
+	if before != nil {
+		if err := before(by, k.found.WrappedBy); err != nil {
+			return err
+		}
+	}
+	return k.replace(sealed, content)
+}
+
+// KeyFile returns what Open made of the key file; the zero KeyFile when the store has none.
+func (s *Store) KeyFile() KeyFile {
+	if s.keys == nil {
+		return KeyFile{}
+	}
+	return s.keys.found
+}
+
+// load reads the file, and says what is in it, by which KMS key it is wrapped, and whether
+// that is as it is to be. The caller holds mu, or is alone.
+func (k *keyring) load(ctx context.Context) (content []byte, by string, current bool, err error) {
+	info, err := durable.Private(k.file)
+	if err != nil {
+		return nil, "", false, err
 	}
 	data, err := os.ReadFile(k.file)
 	if err != nil {
-		return err
+		return nil, "", false, err
 	}
-	identities, err := age.ParseIdentities(bytes.NewReader(data))
+	content, by, current, err = k.wrapping.open(ctx, data)
+	if err != nil {
+		return nil, "", false, err
+	}
+	return content, by, current, k.take(content, info)
+}
+
+// take makes the content of the file, as it is on disk, what the keyring knows.
+func (k *keyring) take(content []byte, info fs.FileInfo) error {
+	identities, err := age.ParseIdentities(bytes.NewReader(content))
 	if err != nil {
 		return err
 	}
@@ -75,7 +144,7 @@ func (k *keyring) load() error {
 	if !ok {
 		return errors.New("its first identity is not an X25519 one (AGE-SECRET-KEY-1…)")
 	}
-	naming, err := namingKey(data, first)
+	naming, err := namingKey(content, first)
 	if err != nil {
 		return err
 	}
@@ -103,8 +172,13 @@ func namingKey(data []byte, first *age.X25519Identity) ([]byte, error) {
 // file cannot be read: blobs must not become unreadable with it.
 func (k *keyring) refresh() {
 	info, err := os.Stat(k.file)
-	if err == nil && (info.Size() != k.size || !info.ModTime().Equal(k.changed)) {
-		_ = k.load()
+	if err != nil || info.Size() == k.size && info.ModTime().Equal(k.changed) || time.Now().Before(k.retry) {
+		return
+	}
+	// Not with the context of who happens to ask: the next one would have to ask again.
+	_, _, _, err = k.load(context.Background())
+	if err != nil && len(k.wrapping.keys) > 0 {
+		k.retry = time.Now().Add(retryPause)
 	}
 }
 
@@ -133,7 +207,7 @@ func (k *keyring) newest() age.Identity {
 }
 
 // write replaces the key file, whole or not at all, and reads it.
-func (k *keyring) write(identities []age.Identity) error {
+func (k *keyring) write(ctx context.Context, identities []age.Identity) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s%s\n", namingLine, base64.StdEncoding.EncodeToString(k.naming))
 	for _, id := range identities {
@@ -142,26 +216,44 @@ func (k *keyring) write(identities []age.Identity) error {
 		}
 		fmt.Fprintln(&b, id)
 	}
-	if err := durable.Replace(k.file, b.Bytes()); err != nil {
+	sealed, err := k.wrapping.seal(ctx, b.Bytes())
+	if err != nil {
 		return err
 	}
-	return k.load()
+	return k.replace(sealed, b.Bytes())
 }
 
-// createKey writes a new identity to file, unless another process was first.
-func createKey(file string) error {
+// replace writes what is to be on disk, and takes what is in it.
+func (k *keyring) replace(sealed, content []byte) error {
+	if err := durable.Replace(k.file, sealed); err != nil {
+		return err
+	}
+	info, err := os.Stat(k.file)
+	if err != nil {
+		return err
+	}
+	return k.take(content, info)
+}
+
+// create writes a file with a new identity, unless another process was first.
+func (k *keyring) create(ctx context.Context) error {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
 		return err
 	}
-	return durable.Create(file, fmt.Appendf(nil, "# public key: %s\n%s\n", id.Recipient(), id))
+	sealed, err := k.wrapping.seal(ctx, fmt.Appendf(nil, "# public key: %s\n%s\n", id.Recipient(), id))
+	if err != nil {
+		return err
+	}
+	return durable.Create(k.file, sealed)
 }
 
 // Rotate makes a new identity the first of the key file, so that it seals from now
 // on, and returns its public key. The older ones stay, and open what they sealed,
 // until Retire. What Key derives does not change. Other processes see the new
-// identity when they seal or unseal next; only one may rotate or retire at a time.
-func (s *Store) Rotate() (string, error) {
+// identity when they seal or unseal next; only one may rotate, retire, or be opened with
+// other KMS keys, at a time.
+func (s *Store) Rotate(ctx context.Context) (string, error) {
 	if s.keys == nil {
 		return "", fmt.Errorf("rotate key: %w", ErrNoKey)
 	}
@@ -173,7 +265,7 @@ func (s *Store) Rotate() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("rotate key %s: %w", k.file, err)
 	}
-	if err := k.write(append([]age.Identity{id}, k.identities...)); err != nil {
+	if err := k.write(ctx, append([]age.Identity{id}, k.identities...)); err != nil {
 		return "", fmt.Errorf("rotate key %s: %w", k.file, err)
 	}
 	return id.Recipient().String(), nil
@@ -201,7 +293,7 @@ func (s *Store) Retire(ctx context.Context) (int, error) {
 	if dropped == 0 {
 		return 0, nil
 	}
-	if err := k.write(k.identities[:1]); err != nil {
+	if err := k.write(ctx, k.identities[:1]); err != nil {
 		return 0, fmt.Errorf("retire keys: write %s: %w", k.file, err)
 	}
 	return dropped, nil

@@ -36,7 +36,7 @@ func TestRotation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	recipient, err := s.Rotate()
+	recipient, err := s.Rotate(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestSealingWhileRotating(t *testing.T) {
 		})
 	}
 	for range 5 {
-		if _, err := s.Rotate(); err != nil {
+		if _, err := s.Rotate(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -179,7 +179,7 @@ func TestNoRotationWithoutAKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Rotate(); !errors.Is(err, ErrNoKey) {
+	if _, err := s.Rotate(t.Context()); !errors.Is(err, ErrNoKey) {
 		t.Errorf("Rotate: %v", err)
 	}
 	if _, err := s.Retire(t.Context()); !errors.Is(err, ErrNoKey) {

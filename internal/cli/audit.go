@@ -528,6 +528,7 @@ A place whose objects the control plane cannot change is what guards the ledger
 against somebody who has its private key.`,
 		Example: `  terrace audit export --to /backup/ledger
   terrace audit export --to file:///mnt/archive/ledger
+  terrace audit export --to "s3://ledger?region=eu-central-1&prefix=terrace/"
   terrace audit verify --dir /backup/ledger --public-key audit.pub --exported`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -551,6 +552,6 @@ against somebody who has its private key.`,
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().StringVar(&to, "to", "", "directory, or URL of a bucket")
+	cmd.Flags().StringVar(&to, "to", "", "directory, or URL of a bucket (s3://, azblob://)")
 	return cmd
 }

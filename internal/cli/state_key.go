@@ -25,7 +25,8 @@ before it. Runs and people go on meanwhile. It can be given again at any time: o
 that was interrupted goes on where it was.
 
 Keep a copy of keys/states.key of the data directory apart from it afterwards; the
-copies from before open nothing any more.`,
+copies from before open nothing any more. Where a KMS key wraps that file, the new
+key is wrapped as well; "terrace up --kms-key" changes which one does.`,
 		Example: `  terrace state rotate-key
   terrace state rotate-key --yes`,
 		Args: noArgs,

@@ -128,6 +128,10 @@ type Config struct {
 	// StateStorage is where the versions of states are kept, as a directory or a URL that a
 	// driver of gocloud.dev/blob in this binary opens; empty means in DataDir.
 	StateStorage string
+	// KMSKeys are keys of a KMS, as URLs that a driver of gocloud.dev/secrets in this binary
+	// opens. The first wraps the keys of states and plans, the others open what they wrapped
+	// before; blob.Unwrapped as the first takes the wrapping off. Empty means none.
+	KMSKeys []string
 
 	// Concurrent is how many objects a controller reconciles at a time.
 	Concurrent int

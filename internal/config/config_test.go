@@ -108,6 +108,27 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// TestKMSKeys holds that a change of keys can be written in each place.
+func TestKMSKeys(t *testing.T) {
+	want := []string{"awskms://alias/new", "hashivault://old"}
+	for reason, tc := range map[string]struct {
+		args []string
+		file string
+		env  map[string]string
+	}{
+		"one flag":      {args: []string{"--kms-key=awskms://alias/new,hashivault://old"}},
+		"two flags":     {args: []string{"--kms-key=awskms://alias/new", "--kms-key=hashivault://old"}},
+		"a variable":    {env: map[string]string{"TERRACE_KMS_KEY": "awskms://alias/new,hashivault://old"}},
+		"a list":        {file: "kms-key: [\"awskms://alias/new\", \"hashivault://old\"]\n"},
+		"a line of two": {file: "kms-key: awskms://alias/new,hashivault://old\n"},
+	} {
+		c, err := load(t, config.Up, tc.args, tc.file, tc.env)
+		if d := cmp.Diff(want, c.KMSKeys); err != nil || d != "" {
+			t.Errorf("%s: %v, -want, +got:\n%s", reason, err, d)
+		}
+	}
+}
+
 func TestModes(t *testing.T) {
 	if c := config.Default(config.Up); !c.AllowLocalSources || c.LeaderElection {
 		t.Errorf("Default(Up): local sources %v, leader election %v; want true, false", c.AllowLocalSources, c.LeaderElection)
@@ -188,6 +209,12 @@ read configuration: --prune-limit: 101: must be a percentage from 0 to 100`,
 			reason: "a name alone could be a namespace or a provider",
 			args:   []string{"--allowed-providers=hashicorp/*,aws"},
 			want:   `read configuration: --allowed-providers: read provider pattern "aws": it is neither NAMESPACE/TYPE nor HOST/NAMESPACE/TYPE`,
+		},
+		"KMSKeys": {
+			reason: "a key that was written where its URL belongs is not shown",
+			args:   []string{"--kms-key=\"canary\",awskms://alias/a,none"},
+			want: `read configuration: --kms-key: key 1 is not a URL
+read configuration: --kms-key: none is not the first`,
 		},
 		"MissingTofu": {
 			reason: "a tool that was named has to exist",

@@ -84,7 +84,8 @@ func (c *Config) addStateFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.StateURL, "state-url", c.StateURL, "URL by which clients elsewhere reach the state service (default: its address)")
 	fs.StringVar(&c.StateCertFile, "state-cert-file", c.StateCertFile, "certificate of the state service, in PEM (default: its own, made at each start)")
 	fs.StringVar(&c.StateKeyFile, "state-key-file", c.StateKeyFile, "key of --state-cert-file, in PEM")
-	fs.StringVar(&c.StateStorage, "state-storage", c.StateStorage, "directory, or file:// URL, for the versions of states (default: in the data directory)")
+	fs.StringVar(&c.StateStorage, "state-storage", c.StateStorage, "directory, or URL of a bucket (s3://, azblob://), for the versions of states (default: in the data directory)")
+	fs.StringArrayVar(&c.KMSKeys, "kms-key", c.KMSKeys, "KMS key that wraps the keys of states and plans: awskms://, gcpkms://, azurekeyvault://, hashivault:// or base64key://; NEW,OLD changes it, none,OLD takes it off")
 }
 
 func (c *Config) addServingFlags(fs *pflag.FlagSet) {

@@ -113,6 +113,16 @@ func (c *Config) complete() {
 	if c.SOPSAgeSecret != "" && !strings.Contains(c.SOPSAgeSecret, "/") {
 		c.SOPSAgeSecret = systemNamespace + "/" + c.SOPSAgeSecret
 	}
+	// The flag does not split them itself: what it cannot read it would show.
+	var keys []string
+	for _, list := range c.KMSKeys {
+		for key := range strings.SplitSeq(list, ",") {
+			if key != "" {
+				keys = append(keys, key)
+			}
+		}
+	}
+	c.KMSKeys = keys
 	slices.Sort(c.WatchNamespaces)
 	c.WatchNamespaces = slices.Compact(c.WatchNamespaces)
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/tofu/provider"
 )
 
@@ -249,6 +250,16 @@ func (c Config) validateStates(bad reporter) {
 	}
 	if (c.StateCertFile == "") != (c.StateKeyFile == "") {
 		bad("state-cert-file", "", "needs --state-key-file, and the other way round")
+	}
+	for i, key := range c.KMSKeys {
+		// What is wrong is not shown: it may be a key.
+		u, err := url.Parse(key)
+		switch {
+		case key == blob.Unwrapped && i > 0:
+			bad("kms-key", "write none,URL", "%s is not the first", key)
+		case key != blob.Unwrapped && (err != nil || u.Scheme == ""):
+			bad("kms-key", "for example awskms://alias/terrace?region=eu-central-1", "key %d is not a URL", i+1)
+		}
 	}
 }
 

@@ -26,22 +26,35 @@ type process struct {
 	out bytes.Buffer
 }
 
-func (w *world) startProcess() *process {
+// command is such a process, not started.
+func (w *world) command(kubeconfig string, change ...func(*exec.Cmd)) *exec.Cmd {
 	w.t.Helper()
-	env := testenv.Start(w.t)
-	p := &process{}
-	p.cmd = exec.Command(filepath.Join(testenv.Root(w.t), "bin", "terrace"), "controller",
-		"--kubeconfig", env.Kubeconfig, "--data-dir", w.cfg.DataDir, "--tofu", w.cfg.Tofu,
+	cmd := exec.Command(filepath.Join(testenv.Root(w.t), "bin", "terrace"), "controller",
+		"--kubeconfig", kubeconfig, "--data-dir", w.cfg.DataDir, "--tofu", w.cfg.Tofu,
 		"--watch-namespace", w.ns, "--leader-election=false", "--allow-local-sources")
 	for _, path := range w.cfg.RunAllowRead {
-		p.cmd.Args = append(p.cmd.Args, "--run-allow-read", path)
+		cmd.Args = append(cmd.Args, "--run-allow-read", path)
 	}
 	for _, path := range w.cfg.RunAllowWrite {
-		p.cmd.Args = append(p.cmd.Args, "--run-allow-write", path)
+		cmd.Args = append(cmd.Args, "--run-allow-write", path)
 	}
 	if w.cfg.TofuCLIConfig != "" {
-		p.cmd.Args = append(p.cmd.Args, "--tofu-cli-config", w.cfg.TofuCLIConfig)
+		cmd.Args = append(cmd.Args, "--tofu-cli-config", w.cfg.TofuCLIConfig)
 	}
+	for _, c := range change {
+		c(cmd)
+	}
+	return cmd
+}
+
+func (w *world) startProcess(change ...func(*exec.Cmd)) *process {
+	w.t.Helper()
+	return w.startProcessOn(testenv.Start(w.t).Kubeconfig, change...)
+}
+
+func (w *world) startProcessOn(kubeconfig string, change ...func(*exec.Cmd)) *process {
+	w.t.Helper()
+	p := &process{cmd: w.command(kubeconfig, change...)}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {
 		w.t.Fatal(err)

@@ -139,7 +139,14 @@ func (s *Server) openStores(ctx context.Context, api *rest.Config) (err error) {
 	if err := errors.Join(os.RemoveAll(s.dir("fetch")), os.MkdirAll(s.dir("fetch"), 0o700)); err != nil {
 		return fmt.Errorf("open data directory: %w", err)
 	}
-	if s.blobs, err = blob.Open(ctx, blob.Options{URL: s.dir("plans"), KeyFile: s.dir("keys", "plans.key")}); err != nil {
+	if s.ledger, err = audit.Open(audit.Options{Dir: s.dir("audit"), KeyFile: s.dir("keys", "audit.key")}); err != nil {
+		return fmt.Errorf("open the ledger: %w", err)
+	}
+	// What belongs to no run ended with the process that did it; runs are settled with their units.
+	if _, err := s.ledger.Interrupt(ctx, "", "Terrace ended before it did"); err != nil {
+		return err
+	}
+	if s.blobs, err = s.openSealed(ctx, "Plans", s.dir("plans"), "plans.key"); err != nil {
 		return err
 	}
 	if s.listener, err = listen(ctx, s.config.ListenAddress); err != nil {
@@ -150,13 +157,6 @@ func (s *Server) openStores(ctx context.Context, api *rest.Config) (err error) {
 		RetentionTTL: s.config.ArtifactRetentionTTL, RetentionRecords: s.config.ArtifactRetentionRecords,
 	})
 	if err != nil {
-		return err
-	}
-	if s.ledger, err = audit.Open(audit.Options{Dir: s.dir("audit"), KeyFile: s.dir("keys", "audit.key")}); err != nil {
-		return fmt.Errorf("open the ledger: %w", err)
-	}
-	// What belongs to no run ended with the process that did it; runs are settled with their units.
-	if _, err := s.ledger.Interrupt(ctx, "", "Terrace ended before it did"); err != nil {
 		return err
 	}
 	if s.gate, err = gate.New(gate.Options{Config: api, Address: "127.0.0.1:0"}); err != nil {

@@ -7,9 +7,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -52,16 +50,18 @@ func openStates(ctx context.Context, s *Server, api *rest.Config) (_ *states, er
 			st.close()
 		}
 	}()
-	key := filepath.Join(cfg.DataDir, "keys", "states.key")
-	if _, err := os.Stat(key); errors.Is(err, fs.ErrNotExist) {
-		s.log.Info("a new key encrypts the states: keep a copy of it apart from them, because without it nobody can read them", "key", key)
-	}
 	location := cfg.StateStorage
 	if location == "" {
 		location = filepath.Join(cfg.DataDir, "states")
 	}
-	if st.blobs, err = blob.Open(ctx, blob.Options{URL: location, KeyFile: key}); err != nil {
+	if st.blobs, err = s.openSealed(ctx, "States", location, "states.key"); err != nil {
 		return nil, fmt.Errorf("open the state service: %w", err)
+	}
+	if key := st.blobs.KeyFile(); key.Created && key.WrappedBy == "" {
+		s.log.Info("a new key encrypts the states: keep a copy of it apart from them, because without it nobody can read them", "key", s.dir("keys", "states.key"))
+	} else if key.Created {
+		s.log.Info("a new key encrypts the states, and a KMS key wraps it: keep a copy of the one and never lose the other, because without both nobody can read them",
+			"key", s.dir("keys", "states.key"), "kms", key.WrappedBy)
 	}
 	st.store = store.New(store.Options{Client: s.manager.GetClient(), Reader: s.manager.GetAPIReader(), Blobs: st.blobs, Namespaces: cfg.WatchNamespaces})
 	tokens, err := stateserver.OpenTokens(filepath.Join(cfg.DataDir, "keys", "state-tokens.key"), nil)
@@ -109,6 +109,35 @@ func openStates(ctx context.Context, s *Server, api *rest.Config) (_ *states, er
 		Kubernetes: stateserver.NewKubernetes(s.manager.GetClient(), clients, nil, nil),
 	})
 	return st, err
+}
+
+// openSealed opens a store of encrypted content by the key of that name, wrapped as the
+// settings say. That another KMS key wraps it from now on is recorded before it is so.
+func (s *Server) openSealed(ctx context.Context, unit, location, key string) (*blob.Store, error) {
+	file := s.dir("keys", key)
+	var intent *audit.Intent
+	var detail string
+	blobs, err := blob.Open(ctx, blob.Options{URL: location, KeyFile: file, KMSKeys: s.config.KMSKeys, BeforeWrap: func(before, after string) (err error) {
+		if after == "" {
+			detail = fmt.Sprintf("keys/%s is in the clear; it was wrapped by %s", key, before)
+			s.log.Info("the key is in the clear from now on: who has the data directory has it", "key", file, "before", before)
+		} else {
+			detail = fmt.Sprintf("keys/%s is wrapped by %s", key, after)
+			s.log.Info("a KMS key wraps the key from now on: without it nobody can read what is encrypted; copies of the key from before do open it until the key is rotated", "key", file, "kms", after)
+		}
+		intent, err = s.ledger.Begin(ctx, audit.Entry{
+			Actor: audit.Actor{Kind: audit.Terrace, Name: "who starts the server"}, Action: audit.KeyRotation, Unit: unit, Detail: detail,
+		})
+		return err
+	}})
+	if intent != nil {
+		o := audit.Outcome{Result: audit.Succeeded}
+		if err != nil {
+			o = audit.Outcome{Result: audit.Failed, Detail: err.Error()}
+		}
+		_ = intent.End(ctx, o)
+	}
+	return blobs, err
 }
 
 // recordState writes the changes of states to the ledger: before they are made, and how they ended.
@@ -216,7 +245,7 @@ func (s *Server) rotateKey(rw http.ResponseWriter, r *http.Request) {
 }
 
 func (st *states) rotate(ctx context.Context) (recipient string, done store.Rewrapped, err error) {
-	if recipient, err = st.blobs.Rotate(); err != nil {
+	if recipient, err = st.blobs.Rotate(ctx); err != nil {
 		return "", done, fmt.Errorf("make a new key: %w", err)
 	}
 	if done, err = st.store.Rewrap(ctx); err != nil {

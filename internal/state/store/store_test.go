@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +21,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+	_ "gocloud.dev/blob/s3blob"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -53,14 +58,23 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	dir := t.TempDir()
+	w := newWorldAt(t, dir)
+	w.dir = dir
+	return w
+}
+
+// newWorldAt has its blobs anywhere.
+func newWorldAt(t *testing.T, location string) *world {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: t.TempDir(), clock: testingclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))}
+	w := &world{t: t, clock: testingclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))}
 	w.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.State{}).Build()
 	var err error
-	w.blobs, err = blob.Open(t.Context(), blob.Options{URL: w.dir, KeyFile: filepath.Join(t.TempDir(), "k")})
+	w.blobs, err = blob.Open(t.Context(), blob.Options{URL: location, KeyFile: filepath.Join(t.TempDir(), "k")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -928,7 +942,7 @@ func TestRotationUnderLoad(t *testing.T) {
 		})
 	}
 	for range 3 {
-		if _, err := w.blobs.Rotate(); err != nil {
+		if _, err := w.blobs.Rotate(ctx); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Rewrap(ctx); err != nil {
@@ -967,5 +981,48 @@ func TestLostBlob(t *testing.T) {
 	}
 	if _, _, err := w.Read(t.Context(), key, 0); !errors.Is(err, blob.ErrNotFound) || errors.Is(err, store.ErrNoState) {
 		t.Errorf("a state whose content is lost is none: %v", err)
+	}
+}
+
+// TestStatesInS3: versions, rotation and collection where blobs are objects of a bucket.
+func TestStatesInS3(t *testing.T) {
+	bucket := s3mem.New()
+	if err := bucket.CreateBucket("states"); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(gofakes3.New(bucket).Server())
+	defer server.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
+	w, ctx := newWorldAt(t, "s3://states?region=eu-central-1&use_path_style=true&endpoint="+url.QueryEscape(server.URL)), t.Context()
+	for n := range 3 {
+		w.must(text(n+1, "l", n), store.WriteOptions{})
+	}
+	if _, err := w.blobs.Rotate(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if done, err := w.Rewrap(ctx); err != nil || done.Versions != 3 {
+		t.Errorf("Rewrap = %+v, %v", done, err)
+	}
+	if n, err := w.blobs.Retire(ctx); err != nil || n != 1 {
+		t.Errorf("Retire = %d, %v", n, err)
+	}
+	// A crash before the object names it leaves a blob.
+	w.hook(once("status", func() error { return errKilled }), nil)
+	if _, err := w.Write(ctx, key, []byte(text(4, "l", 3)), store.WriteOptions{}); !errors.Is(err, errKilled) {
+		t.Fatal(err)
+	}
+	if n, err := w.Collect(ctx, time.Hour); n != 0 || err != nil {
+		t.Errorf("Collect of young blobs = %d, %v", n, err)
+	}
+	w.clock.SetTime(time.Now().Add(2 * time.Hour))
+	if n, err := w.Collect(ctx, time.Hour); n != 1 || err != nil {
+		t.Errorf("Collect = %d, %v", n, err)
+	}
+	for n := range 3 {
+		if b, _, err := w.Read(ctx, key, int64(n+1)); err != nil || string(b) != text(n+1, "l", n) {
+			t.Errorf("version %d: %s, %v", n+1, b, err)
+		}
 	}
 }
