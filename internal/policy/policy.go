@@ -80,7 +80,7 @@ func Compile(ctx context.Context, src Source) (*Policy, error) {
 	if len(src.Modules) == 0 && len(src.CEL) == 0 {
 		return nil, errors.New("compile: there are no rules")
 	}
-	return within(ctx, func() (*Policy, error) {
+	return within(ctx, func(ctx context.Context) (*Policy, error) {
 		p := &Policy{name: src.Name, version: src.Version, enforcement: enforcement(src.Enforcement)}
 		if len(src.Modules) > 0 {
 			if err := p.compileRego(ctx, src); err != nil {
@@ -95,12 +95,25 @@ func Compile(ctx context.Context, src Source) (*Policy, error) {
 	})
 }
 
-// within runs a compiler, which is given what anybody may write and cannot be interrupted:
-// one that takes too long is left behind. A mistake of its own must not end the control
-// plane, nor pass for a policy.
-func within[T any](ctx context.Context, compile func() (T, error)) (v T, err error) {
+// ErrBusy says that rules were not compiled because too many compilers still work on others
+// that take too long. It says nothing about the rules: they can be tried again.
+var ErrBusy = errors.New("rules of other policies take too long to compile, and the compilers still work on them")
+
+// compilers bounds how many compilers are at work, those that were left behind included: what
+// a person can make run for long, by writing policies, is no more than that.
+var compilers = make(chan struct{}, 4)
+
+// within runs a compiler, which is given what anybody may write. It is asked to stop between
+// its stages; one that does not come to their end in time is left behind, and counts until it
+// ends. A mistake of its own must not end the control plane, nor pass for a policy.
+func within[T any](ctx context.Context, compile func(context.Context) (T, error)) (v T, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, compileTimeout, errors.New("the rules take too long to compile; make them fewer or simpler"))
 	defer cancel()
+	select {
+	case compilers <- struct{}{}:
+	case <-ctx.Done():
+		return v, fmt.Errorf("compile: %w", ErrBusy)
+	}
 	type outcome struct {
 		v   T
 		err error
@@ -112,9 +125,10 @@ func within[T any](ctx context.Context, compile func() (T, error)) (v T, err err
 			if r := recover(); r != nil {
 				o.err = fmt.Errorf("compile: the compiler failed on these rules: %v", r)
 			}
+			<-compilers
 			done <- o
 		}()
-		o.v, o.err = compile()
+		o.v, o.err = compile(ctx)
 	}()
 	select {
 	case o := <-done:
@@ -125,20 +139,22 @@ func within[T any](ctx context.Context, compile func() (T, error)) (v T, err err
 }
 
 // Broken returns a Policy that cannot be evaluated because of err. It stands for one that
-// should be there, so that its absence is not taken for consent.
-func Broken(name, enforce string, err error) *Policy {
-	return &Policy{name: name, enforcement: enforcement(enforce), err: err}
+// should be there, so that its absence is not taken for consent. The version is that of the
+// content which is broken, empty if it is not the content but that it cannot be had.
+func Broken(name, version, enforce string, err error) *Policy {
+	return &Policy{name: name, version: version, enforcement: enforcement(enforce), err: err}
 }
 
-// Digest tells one set of policies from another: by names, versions, and why those that
-// are broken are. What was evaluated with a set of the same digest need not be evaluated
-// again, unless a rule asks for the time.
+// Digest tells one set of policies from another: by names, versions, enforcement, and which
+// are broken. Why one is broken is not in it: an error of the network has another text at
+// each try. What was evaluated with a set of the same digest need not be evaluated again,
+// unless a rule asks for the time.
 func Digest(policies []*Policy) string {
 	h := sha256.New()
 	for _, p := range policies {
 		broken := ""
 		if p.err != nil {
-			broken = p.err.Error()
+			broken = "broken"
 		}
 		fmt.Fprintf(h, "%q %q %q %q\n", p.name, p.version, p.enforcement, broken)
 	}

@@ -310,7 +310,7 @@ func TestCheck(t *testing.T) {
 		"FailsAsk": {"By its own enforcement: it could not have done more.", []*policy.Policy{rule("a", "approve", failing), rule("b", "warn", failing)}, nil,
 			[]string{"a: the policy cannot be evaluated: p.rego:2:22: to_number: strconv.ParseFloat: parsing \"x\": invalid syntax"},
 			[]string{"b: the policy cannot be evaluated: p.rego:2:22: to_number: strconv.ParseFloat: parsing \"x\": invalid syntax"}},
-		"Broken": {"A policy that does not compile denies.", []*policy.Policy{policy.Broken("a", "deny", fmt.Errorf("p.rego:1:1: no\np.rego:2:1: nor")), rule("b", "deny", "deny contains \"x\"\n")},
+		"Broken": {"A policy that does not compile denies.", []*policy.Policy{policy.Broken("a", "", "deny", fmt.Errorf("p.rego:1:1: no\np.rego:2:1: nor")), rule("b", "deny", "deny contains \"x\"\n")},
 			[]string{"a: the policy cannot be evaluated: p.rego:1:1: no; p.rego:2:1: nor", "b: deny: x"}, nil, nil},
 	}
 	text := func(results []policy.Result) (out []string) {

@@ -66,7 +66,7 @@ func levelOf(name string) (level Level, suffix string, ok bool) {
 
 // compileRego fills in the rules and their query.
 func (p *Policy) compileRego(ctx context.Context, src Source) error {
-	compiler, modules, err := p.build(src.Modules, src.Data, false)
+	compiler, modules, err := p.build(ctx, src.Modules, src.Data, false)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func emptyIfNil(data map[string]any) map[string]any {
 }
 
 // build parses and compiles modules. It notes which of them are in the old syntax.
-func (p *Policy) build(texts map[string]string, data map[string]any, printing bool) (*ast.Compiler, map[string]*ast.Module, error) {
+func (p *Policy) build(ctx context.Context, texts map[string]string, data map[string]any, printing bool) (*ast.Compiler, map[string]*ast.Module, error) {
 	size := 0
 	modules := map[string]*ast.Module{}
 	var errs []error
@@ -119,16 +119,31 @@ func (p *Policy) build(texts map[string]string, data map[string]any, printing bo
 	if len(errs) > 0 {
 		return nil, nil, errors.Join(errs...)
 	}
-	compiler := newCompiler(data, printing)
+	compiler := newCompiler(ctx, data, printing)
 	compiler.Compile(modules)
+	if ctx.Err() != nil {
+		return nil, nil, fmt.Errorf("compile: %w", context.Cause(ctx))
+	}
 	if compiler.Failed() {
 		return nil, nil, located(compiler.Errors)
 	}
 	return compiler, modules, nil
 }
 
-func newCompiler(data map[string]any, printing bool) *ast.Compiler {
-	return ast.NewCompiler().
+// newCompiler returns a compiler that ends, with an error of no interest, after the stage
+// in which ctx has ended.
+func newCompiler(ctx context.Context, data map[string]any, printing bool) *ast.Compiler {
+	c := ast.NewCompiler()
+	stop := ast.CompilerStageDefinition{Name: "stop", MetricName: "stop", Stage: func(*ast.Compiler) *ast.Error {
+		if err := ctx.Err(); err != nil {
+			return ast.NewError(ast.CompileErr, nil, "%v", err)
+		}
+		return nil
+	}}
+	for _, stage := range ast.AllStages() {
+		c.WithStageAfterID(stage, stop)
+	}
+	return c.
 		WithCapabilities(capabilities(ast.RegoV1)).
 		WithEnablePrintStatements(printing).
 		WithPathConflictsCheck(func(path []string) (bool, error) { return holds(data, path), nil })

@@ -53,14 +53,14 @@ func Test(ctx context.Context, f Files) ([]TestResult, error) {
 	maps.Copy(all, f.Modules)
 	maps.Copy(all, f.Tests)
 	// Compiled once for its errors, which the runner would not place.
-	modules, err := within(ctx, func() (map[string]*ast.Module, error) {
-		_, modules, err := (&Policy{}).build(all, f.Data, true)
+	modules, err := within(ctx, func(ctx context.Context) (map[string]*ast.Module, error) {
+		_, modules, err := (&Policy{}).build(ctx, all, f.Data, true)
 		return modules, err
 	})
 	if err != nil {
 		return nil, err
 	}
-	compiler := newCompiler(f.Data, true)
+	compiler := newCompiler(ctx, f.Data, true)
 	store := inmem.NewFromObject(emptyIfNil(f.Data))
 	txn, err := store.NewTransaction(ctx, storage.TransactionParams{})
 	if err != nil {

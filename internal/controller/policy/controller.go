@@ -170,12 +170,14 @@ func (c *Controller) For(ctx context.Context, unit policy.Unit) ([]*policy.Polic
 			var p *policy.Policy
 			if err == nil {
 				p, _, err = c.load(ctx, obj)
+			} else {
+				p, err = broken(obj, key{uid: obj.UID, generation: obj.Generation}.String(), err), nil
 			}
 			if ctx.Err() != nil {
 				return nil, fmt.Errorf("compile policy %s/%s: %w", ns, obj.Name, context.Cause(ctx))
 			}
 			if err != nil {
-				p = broken(obj, err)
+				p = broken(obj, "", err)
 			}
 			out = append(out, p)
 		}
@@ -200,8 +202,8 @@ func selects(obj *v1alpha1.Policy, unit policy.Unit) (bool, error) {
 	return selector.Matches(labels.Set(unit.Labels)), nil
 }
 
-func broken(obj *v1alpha1.Policy, err error) *policy.Policy {
-	return policy.Broken(nameOf(obj), obj.Spec.Enforcement, err)
+func broken(obj *v1alpha1.Policy, version string, err error) *policy.Policy {
+	return policy.Broken(nameOf(obj), version, obj.Spec.Enforcement, err)
 }
 
 func nameOf(obj *v1alpha1.Policy) string { return obj.Namespace + "/" + obj.Name }
@@ -229,14 +231,14 @@ func (c *Controller) load(ctx context.Context, obj *v1alpha1.Policy) (*policy.Po
 	}
 	src := policy.Source{Name: nameOf(obj), Version: k.String(), Enforcement: obj.Spec.Enforcement, Packages: obj.Spec.Packages, CEL: obj.Spec.CEL}
 	if _, err := metav1.LabelSelectorAsSelector(obj.Spec.Selector); err != nil {
-		e.key, e.policy = k, broken(obj, fmt.Errorf("spec.selector: %w", err))
+		e.key, e.policy = k, broken(obj, k.String(), fmt.Errorf("spec.selector: %w", err))
 		return e.policy, art, nil
 	}
 	switch {
 	case art != nil:
 		files, err := c.read(ctx, obj, art)
 		if errors.Is(err, errContent) {
-			e.key, e.policy = k, broken(obj, err)
+			e.key, e.policy = k, broken(obj, k.String(), err)
 			return e.policy, art, nil
 		} else if err != nil {
 			return nil, nil, err
@@ -249,8 +251,11 @@ func (c *Controller) load(ctx context.Context, obj *v1alpha1.Policy) (*policy.Po
 	if ctx.Err() != nil {
 		return nil, nil, fmt.Errorf("compile: %w", context.Cause(ctx))
 	}
+	if errors.Is(err, policy.ErrBusy) {
+		return nil, nil, err
+	}
 	if err != nil {
-		p = broken(obj, err)
+		p = broken(obj, k.String(), err)
 	}
 	e.key, e.policy = k, p
 	return p, art, nil
