@@ -76,12 +76,12 @@ func (a *app) diff(cmd *cobra.Command, f renderFlags, format, word string) (bool
 	if err != nil {
 		return false, err
 	}
-	return a.compareNow(cmd.Context(), r, f, format)
+	return a.compareNow(cmd.Context(), r, f, nil, format)
 }
 
 // compareNow builds the unit, compares its objects with the cluster's, and prints the
-// changes.
-func (a *app) compareNow(ctx context.Context, r *rendering, f renderFlags, format string) (bool, error) {
+// changes, and what policies say of them.
+func (a *app) compareNow(ctx context.Context, r *rendering, f renderFlags, policies []plan.PolicyResult, format string) (bool, error) {
 	t, err := r.content(ctx, f)
 	if err != nil {
 		return false, err
@@ -119,6 +119,7 @@ func (a *app) compareNow(ctx context.Context, r *rendering, f renderFlags, forma
 	if err != nil {
 		return false, fmt.Errorf("diff %s: %w", r, err)
 	}
+	p.Policies = policies
 	return p.HasChanges(), errors.Join(failed, a.printDiff(p, c.skipped, format))
 }
 
@@ -134,11 +135,12 @@ func (a *app) printDiff(p *plan.Plan, skipped []skip, format string) error {
 	if format == "json" {
 		// Without the id: it would look like one that can be approved.
 		return printValue(a.env.Stdout, "json", struct {
-			Revision string        `json:"revision,omitempty"`
-			Changes  []plan.Change `json:"changes"`
-			Counts   plan.Counts   `json:"counts"`
-			Skipped  []skip        `json:"skipped,omitempty"`
-		}{p.Revision, append([]plan.Change{}, p.Changes...), p.Counts, skipped})
+			Revision string              `json:"revision,omitempty"`
+			Changes  []plan.Change       `json:"changes"`
+			Counts   plan.Counts         `json:"counts"`
+			Policies []plan.PolicyResult `json:"policies,omitempty"`
+			Skipped  []skip              `json:"skipped,omitempty"`
+		}{p.Revision, append([]plan.Change{}, p.Changes...), p.Counts, p.Policies, skipped})
 	}
 	for _, s := range skipped {
 		fmt.Fprintf(a.env.Stderr, "skipped %s: %s\n", s.Object, s.Why)

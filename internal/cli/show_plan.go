@@ -8,6 +8,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/plan"
 )
 
 func newShowPlan(a *app) *cobra.Command {
@@ -30,7 +32,7 @@ func newShowPlan(a *app) *cobra.Command {
 		Use:   "plan UNIT",
 		Short: "Show the changes of a unit's plan",
 		Long: `Show the plan that waits for an approval, or else the last one, as tofu shows
-it, or as JSON. Sensitive values are masked.
+it, or as JSON, with what policies say of it. Sensitive values are masked.
 
 The plan is read from the Terrace server; where that is not reachable, from the
 readable plan that spec.storeReadablePlan made a Terraform keep. That of a
@@ -77,7 +79,11 @@ func (a *app) showPlan(ctx context.Context, c *cluster, o object, f serverFlags,
 		if err != nil {
 			return err
 		}
-		_, err = a.compareNow(ctx, &rendering{unit: ks, cluster: c, live: o}, renderFlags{}, format)
+		policies, err := a.judged(ctx, c, o, f)
+		if err != nil {
+			return err
+		}
+		_, err = a.compareNow(ctx, &rendering{unit: ks, cluster: c, live: o}, renderFlags{}, policies, format)
 		return err
 	}
 	if err != nil {
@@ -91,6 +97,31 @@ func (a *app) showPlan(ctx context.Context, c *cluster, o object, f serverFlags,
 		return fmt.Errorf("show plan of %s: %w", o, err)
 	}
 	return nil
+}
+
+// maxJudged bounds what a server says of policies, in bytes.
+const maxJudged = 64 << 20
+
+// judged is what policies say of the plan of a Kustomization, as the server knows it: nothing
+// if there is no server, or if they say nothing.
+func (a *app) judged(ctx context.Context, c *cluster, o object, f serverFlags) ([]plan.PolicyResult, error) {
+	s, err := a.server(ctx, c, f)
+	var body io.ReadCloser
+	if err == nil {
+		body, err = s.get(ctx, o, "policies", nil)
+	}
+	if errors.Is(err, errNoServer) || errors.Is(err, errNotKept) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	var results []plan.PolicyResult
+	if err := json.NewDecoder(io.LimitReader(body, maxJudged)).Decode(&results); err != nil {
+		return nil, fmt.Errorf("read policies of %s: %w", o, err)
+	}
+	return results, nil
 }
 
 // openPlan opens the plan where it is kept.

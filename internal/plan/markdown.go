@@ -9,7 +9,7 @@ import (
 )
 
 // Markdown returns the plan for a pull request or an issue: the counts, a table
-// of the resources, and the text, folded, in a form that forges colour. Sensitive
+// of the resources and one of what policies say, and the text, folded, in a form that forges colour. Sensitive
 // values are masked. It is as long as the plan; a comment's limit is the caller's
 // concern.
 func (p *Plan) Markdown() string {
@@ -17,6 +17,9 @@ func (p *Plan) Markdown() string {
 	what := p.Counts.String()
 	if !p.HasChanges() {
 		what = "no changes"
+	}
+	if counts := policyCounts(p.Policies); counts != "" {
+		what += "; policies: " + counts
 	}
 	fmt.Fprintf(&b, "**%s**", what)
 	if p.Destroy {
@@ -47,11 +50,16 @@ func (p *Plan) Markdown() string {
 				code(strings.TrimSpace(t.sign(c.Action, c.CreateFirst))), cell(code(clean(c.Address))), cell(escape(note)))
 		}
 	}
+	if len(p.Policies) > 0 {
+		policyTable(&b, p.Policies)
+	}
 	if !p.HasChanges() && len(p.Drift) == 0 {
 		return b.String()
 	}
 	body := text{signFirst: true}
-	body.plan(p)
+	changes := *p
+	changes.Policies = nil // they are in their table
+	body.plan(&changes)
 	diff := body.b.String()
 	fence := strings.Repeat("`", max(3, longestRun(diff)+1))
 	fmt.Fprintf(&b, "\n<details><summary>Plan</summary>\n\n%sdiff\n%s%s\n\n</details>\n", fence, diff, fence)

@@ -63,6 +63,8 @@ type Plan struct {
 	Drift []Change `json:"drift,omitempty"`
 	// Counts are the numbers of Changes by their kind.
 	Counts Counts `json:"counts"`
+	// Policies are what policies say of the plan. They are not part of the content.
+	Policies []PolicyResult `json:"policies,omitempty"`
 }
 
 // Change is what happens to one resource, or to one Kubernetes object.

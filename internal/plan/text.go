@@ -59,7 +59,11 @@ func (t *text) plan(p *Plan) {
 	case !p.HasChanges():
 		t.line("No changes. The infrastructure matches the configuration.")
 	default:
-		t.line("Plan: " + p.Counts.String() + ".")
+		line := "Plan: " + p.Counts.String() + "."
+		if counts := policyCounts(p.Policies); counts != "" {
+			line += " Policies: " + counts + "."
+		}
+		t.line(line)
 	}
 	if len(p.Outputs) > 0 {
 		t.line("")
@@ -72,6 +76,10 @@ func (t *text) plan(p *Plan) {
 			f := FieldChange{Action: o.Action, Before: o.Before, After: o.After, Unknown: o.Unknown, Sensitive: o.Sensitive}
 			t.field("  ", width, clean(o.Name), &f)
 		}
+	}
+	if len(p.Policies) > 0 {
+		t.line("")
+		t.policies("Policies:", p.Policies)
 	}
 }
 
@@ -299,7 +307,7 @@ const maxSentence = 300
 
 // sentence returns a text on one line, shortened if it is long.
 func sentence(s string) string {
-	s = clean(strings.Join(strings.Fields(s), " "))
+	s = oneLine(s)
 	if r := []rune(s); len(r) > maxSentence {
 		s = string(r[:maxSentence]) + "…"
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/plan"
 )
 
 // Level is what a rule says of itself.
@@ -80,6 +81,20 @@ func Verdict(results []Result) Summary {
 		}
 	}
 	return s
+}
+
+// Results are what the summary has, for a plan to hold and to show.
+func (s Summary) Results() []plan.PolicyResult {
+	var out []plan.PolicyResult
+	for _, of := range []struct {
+		effect  plan.PolicyEffect
+		results []Result
+	}{{plan.PolicyDenies, s.Denied}, {plan.PolicyAsks, s.NeedsApproval}, {plan.PolicyWarns, s.Warnings}} {
+		for _, r := range of.results {
+			out = append(out, plan.PolicyResult{Policy: r.Policy, Rule: r.Rule, Address: r.Address, Message: r.Message, Effect: of.effect})
+		}
+	}
+	return out
 }
 
 // Sentence writes results for a condition: the first of them, and how many more there

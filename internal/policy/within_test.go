@@ -47,6 +47,7 @@ func TestCompilersAreBounded(t *testing.T) {
 // TestCompilerStops: after the stage in which it is told to.
 func TestCompilerStops(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	c := newCompiler(ctx, nil, false)
 	stages := 0
 	for _, s := range []ast.StageID{ast.StageResolveRefs, ast.StageCheckTypes} {

@@ -4,10 +4,14 @@
 package server_test
 
 import (
+	"encoding/json"
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -50,6 +54,19 @@ spec: {interval: 1h, path: ./a, approvePlan: auto, force: true, sourceRef: {kind
 	tf := w.awaitReason("a", v1alpha1.ReasonPolicyDenied)
 	if m := readyOf(tf).Message; !strings.Contains(m, "no-data") || !strings.Contains(m, "terraform_data.x is not allowed here") {
 		t.Errorf("the message does not say which policy and why: %s", m)
+	}
+	// The plan says it as well, to people and to programs, below the changes.
+	const said = "  denied: %s/no-data: deny: terraform_data.x is not allowed here\n"
+	plan := "/api/v1/units/terraform/" + w.ns + "/a/plan"
+	if code, text := w.get(plan, ""); code != http.StatusOK || !strings.HasSuffix(text, "\n\nPolicies: 1 denied.\n"+fmt.Sprintf(said, w.ns)) || !strings.Contains(text, "Plan: 1 to add") {
+		t.Errorf("the text of the plan is %d\n%s", code, text)
+	}
+	var value struct{ Policies []map[string]string }
+	_, text := w.get(plan+"?format=json", "")
+	must(t, json.Unmarshal([]byte(text), &value))
+	want := []map[string]string{{"policy": w.ns + "/no-data", "rule": "deny", "message": "terraform_data.x is not allowed here", "effect": "deny"}}
+	if diff := cmp.Diff(want, value.Policies); diff != "" {
+		t.Errorf("policies in the JSON of the plan (-want +got):\n%s", diff)
 	}
 	if w.spawned("apply") != 1 {
 		t.Errorf("%d applies ran; only that of the other unit was wanted", w.spawned("apply"))
@@ -141,6 +158,10 @@ spec:
 		t.Errorf("the message does not say which policy and why: %s", m)
 	}
 	w.awaitConfigMap("c", "as it was", func(cm *corev1.ConfigMap) bool { return cm != nil && cm.Data["k"] == "1" })
+	code, text := w.get("/api/v1/units/kustomization/"+w.ns+"/app/policies", "")
+	if want := fmt.Sprintf(`[{"policy":"%s/no-twos","rule":"cel[0]","address":"ConfigMap/%[1]s/c","message":"two is not allowed","effect":"deny"}]`, w.ns); code != http.StatusOK || strings.TrimSpace(text) != want {
+		t.Errorf("policies of the unit's plan: %d %s, want %s", code, text, want)
+	}
 	if ks.Status.LastAppliedRevision != first {
 		t.Errorf("applied: %s, want %s", ks.Status.LastAppliedRevision, first)
 	}

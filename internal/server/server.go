@@ -117,10 +117,11 @@ func New(ctx context.Context, cfg config.Config, api *rest.Config) (_ *Server, e
 		return nil, err
 	}
 	waker.Store(units)
-	if err := s.addApps(ctx, api, policies); err != nil {
+	apps, err := s.addApps(ctx, api, policies)
+	if err != nil {
 		return nil, err
 	}
-	s.web, err = newWeb(ctx, s, units, metrics)
+	s.web, err = newWeb(ctx, s, units, apps, metrics)
 	return s, err
 }
 
@@ -257,15 +258,15 @@ func (s *Server) addUnits(ctx context.Context, tool *tofu.Tool, policies *policy
 }
 
 // addApps adds the controller of Kustomizations.
-func (s *Server) addApps(ctx context.Context, api *rest.Config, policies *policy.Controller) error {
+func (s *Server) addApps(ctx context.Context, api *rest.Config, policies *policy.Controller) (*kustomization.Controller, error) {
 	cfg := s.config
 	recorder, err := newRecorder(ctx, s.manager, cfg.EventsAddr, kustomization.EventSource)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	customStage, err := utils.ParseGroupKindSet(cfg.CustomApplyStageKinds)
 	if err != nil {
-		return fmt.Errorf("read --custom-apply-stage-kinds: %w", err)
+		return nil, fmt.Errorf("read --custom-apply-stage-kinds: %w", err)
 	}
 	c, err := kustomization.New(kustomization.Options{
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: recorder,
@@ -276,9 +277,9 @@ func (s *Server) addApps(ctx context.Context, api *rest.Config, policies *policy
 		CustomStage: customStage, PruneLimit: cfg.PruneLimit, PruneLimitMin: cfg.PruneLimitMin,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return c.Register(s.manager)
+	return c, c.Register(s.manager)
 }
 
 // Address is the host:port of the HTTP server.

@@ -22,17 +22,21 @@ import (
 	"strings"
 	"time"
 
+	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
+	"github.com/terrace-dev/terrace/internal/controller/kustomization"
 	"github.com/terrace-dev/terrace/internal/controller/terraform"
 	"github.com/terrace-dev/terrace/internal/install"
+	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/run"
 )
 
@@ -44,6 +48,7 @@ type web struct {
 	plans  *blob.Store
 	runs   *run.Executor
 	glass  func(run.Unit) (dir string, env []string, ok bool)
+	judged func(types.NamespacedName) []plan.PolicyResult
 	token  string
 }
 
@@ -55,13 +60,13 @@ const ServerFile = "server.json"
 // server takes that one for itself when it forwards a request to a Service.
 const tokenHeader = "X-Terrace-Token"
 
-func newWeb(ctx context.Context, s *Server, units *terraform.Controller, m *metrics) (*web, error) {
+func newWeb(ctx context.Context, s *Server, units *terraform.Controller, apps *kustomization.Controller, m *metrics) (*web, error) {
 	token, err := serverToken(ctx, s.config, s.manager.GetAPIReader(), s.manager.GetClient())
 	if err != nil {
 		return nil, err
 	}
 	// A person asks for the plan that the object has just told of; a cache may not know it yet.
-	w := &web{units: s.manager.GetAPIReader(), plans: s.blobs, runs: s.runs, glass: units.Glass, token: token}
+	w := &web{units: s.manager.GetAPIReader(), plans: s.blobs, runs: s.runs, glass: units.Glass, judged: apps.Judged, token: token}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprintln(rw, "ok") })
 	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) {
@@ -75,6 +80,7 @@ func newWeb(ctx context.Context, s *Server, units *terraform.Controller, m *metr
 	mux.Handle("GET /metrics", m.handler())
 	mux.Handle("GET /api/v1/units/{kind}/{namespace}/{name}/log", w.authenticated(w.log))
 	mux.Handle("GET /api/v1/units/{kind}/{namespace}/{name}/plan", w.authenticated(w.plan))
+	mux.Handle("GET /api/v1/units/{kind}/{namespace}/{name}/policies", w.authenticated(w.policies))
 	mux.Handle("GET /api/v1/units/{kind}/{namespace}/{name}/glass", w.authenticated(w.openGlass))
 	ledger := w.authenticated(s.ledger.Handler().ServeHTTP)
 	mux.Handle("GET "+audit.Path, ledger)
@@ -270,6 +276,21 @@ func (w *web) plan(rw http.ResponseWriter, r *http.Request) {
 	}
 	rw.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(rw, stored.Text)
+}
+
+// policies answers with what policies say of the plan of a Kustomization, which is made anew
+// at each look; that of a Terraform unit has it.
+func (w *web) policies(rw http.ResponseWriter, r *http.Request) {
+	var results []plan.PolicyResult
+	if strings.EqualFold(r.PathValue("kind"), kustomizev1.KustomizationKind) {
+		results = w.judged(types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
+	}
+	if len(results) == 0 {
+		http.Error(rw, "no policy says anything", http.StatusNotFound)
+		return
+	}
+	rw.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(rw).Encode(results)
 }
 
 // openGlass answers with the directory and environment of a unit that stands still

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
@@ -51,6 +52,7 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		request.ApprovePlan = ""
 	} else if request.AutoApprove == "" && request.Window == "" && len(policies) == 0 {
 		m.approved = nil
+		c.judged.Delete(cy.name)
 		return status.Next, nil
 	}
 	inputs := cy.inputs + policy.Digest(policies) + labels.Set(ks.Labels).String()
@@ -67,6 +69,7 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 	if err != nil {
 		return status.Result{}, err
 	}
+	c.judged.Delete(cy.name)
 	if !p.HasChanges() {
 		return status.Next, nil
 	}
@@ -82,6 +85,7 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		if err != nil {
 			return status.Result{}, fmt.Errorf("evaluate the policies: %w", err)
 		}
+		c.judged.Store(cy.name, summary.Results())
 		request.Policy = approval.Policy{Denied: policy.Sentence(summary.Denied), NeedsApproval: policy.Sentence(summary.NeedsApproval)}
 		if len(summary.Warnings) > 0 {
 			cy.tellOnce(corev1.EventTypeWarning, v1alpha1.ReasonPolicyWarning, policy.Sentence(summary.Warnings))
@@ -102,6 +106,14 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		return status.Next, nil
 	}
 	return c.held(cy, p, d), nil
+}
+
+// Judged is what policies say of the plan of a unit that was looked at last, if that had
+// changes: of the plan that waits, where one does.
+func (c *Controller) Judged(name types.NamespacedName) []plan.PolicyResult {
+	results, _ := c.judged.Load(name)
+	out, _ := results.([]plan.PolicyResult)
+	return out
 }
 
 // held says what a plan waits for.

@@ -121,6 +121,7 @@ type Controller struct {
 	units   dependency.Units
 	objects *dependency.Objects // set by Register
 	wakes   wakes
+	judged  sync.Map // what policies say of plans: types.NamespacedName → []plan.PolicyResult
 }
 
 // New returns a Controller.

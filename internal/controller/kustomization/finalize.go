@@ -59,6 +59,7 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 	}
 	c.claims.withdraw(cy.name)
 	c.targets.forget(cy.name)
+	c.judged.Delete(cy.name)
 	if err := c.journal.remove(cy.name); err != nil {
 		return ctrl.Result{}, err
 	}

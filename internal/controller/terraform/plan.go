@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -183,6 +184,13 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 			return err
 		}
 	}
+	verdict, results, err := j.judge(ctx, planJSON)
+	if err != nil {
+		return err
+	}
+	if value.Policies = results; len(results) > 0 {
+		text = strings.TrimRight(text, "\n") + "\n\n" + plan.PolicyText(results)
+	}
 	text = j.mask.String(text)
 	encoded, err := json.Marshal(value)
 	if err != nil {
@@ -201,14 +209,14 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 		Destroy: j.tf.Spec.Destroy, Drift: j.drift,
 		Create: value.Counts.Create, Update: value.Counts.Update, Delete: value.Counts.Delete, Replace: value.Counts.Replace,
 		Import: value.Counts.Import, Forget: value.Counts.Forget,
-		At: metav1.NewTime(c.opts.Clock.Now()),
+		At: metav1.NewTime(c.opts.Clock.Now()), Policy: verdict,
 	}
 	if withValues && j.tf.Status.LastPlannedRevision != j.revision {
 		// The first plan of a revision is the one that a tool which computes ids from
 		// revisions means; a later one of the same revision could differ.
 		p.record.RevisionID = plan.RevisionID(j.revision)
 	}
-	return j.judge(ctx, planJSON, p.record)
+	return nil
 }
 
 func countsOf(r *infra.PlanRecord) string {

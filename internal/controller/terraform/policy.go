@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/policy"
 )
 
@@ -27,23 +28,23 @@ func (c *Controller) policiesOf(ctx context.Context, tf *infra.Terraform) ([]*po
 	return set, bareSum([]byte(policy.Digest(set) + labels.Set(tf.Labels).String())), nil
 }
 
-// judge evaluates the unit's policies over a plan and puts what they say into its record.
-func (j *job) judge(ctx context.Context, planJSON []byte, rec *infra.PlanRecord) error {
+// judge evaluates the unit's policies over a plan: what becomes of it, for its record, and
+// what they say, for the plan as it is shown. Both are nil for a unit without policies.
+func (j *job) judge(ctx context.Context, planJSON []byte) (*infra.PolicyVerdict, []plan.PolicyResult, error) {
 	if len(j.policies) == 0 {
-		return nil
+		return nil, nil, nil
 	}
 	summary, err := policy.Check(ctx, j.policies, policy.Input{
 		Unit: policy.Unit{Kind: infra.TerraformKind, Namespace: j.tf.Namespace, Name: j.tf.Name, Labels: j.tf.Labels},
 		Plan: planJSON, Mask: j.mask,
 	})
 	if err != nil {
-		return fmt.Errorf("evaluate the policies: %w", err)
+		return nil, nil, fmt.Errorf("evaluate the policies: %w", err)
 	}
-	rec.Policy = &infra.PolicyVerdict{
+	return &infra.PolicyVerdict{
 		Digest: j.policyDigest, Denied: policy.Sentence(summary.Denied),
 		NeedsApproval: policy.Sentence(summary.NeedsApproval), Warnings: policy.Sentence(summary.Warnings),
-	}
-	return nil
+	}, summary.Results(), nil
 }
 
 // policyDigest is that of the policies that a plan was judged by.
