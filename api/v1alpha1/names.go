@@ -27,6 +27,19 @@ const (
 	PolicyOverrideAnnotation = "terrace.dev/policy-override"
 )
 
+// Keys of status.artifact.metadata of a GitRepository: who made the commit that the artifact
+// is of, as the commit says. The committer's are there when the committer is not the author.
+const (
+	CommitAuthorKey         = "terrace.dev/commit-author"
+	CommitAuthorEmailKey    = "terrace.dev/commit-author-email"
+	CommitCommitterKey      = "terrace.dev/commit-committer"
+	CommitCommitterEmailKey = "terrace.dev/commit-committer-email"
+)
+
+// ConditionSuspended is True while a unit or a source is suspended, and says by whom. It is not
+// there otherwise, so that it also tells what the ledger has recorded.
+const ConditionSuspended = "Suspended"
+
 // Reasons of the Ready condition that Flux does not have.
 const (
 	// ReasonPlanWaiting says that a plan waits for an approval.
@@ -41,6 +54,8 @@ const (
 	ReasonPolicyWarning = "PolicyWarning"
 	// ReasonPolicyDenied says that a policy forbids to apply the plan.
 	ReasonPolicyDenied = "PolicyDenied"
+	// ReasonSuspended is the reason of the Suspended condition.
+	ReasonSuspended = "Suspended"
 	// ReasonOutsideWindow says that an approved plan waits for its apply window.
 	ReasonOutsideWindow = "OutsideApplyWindow"
 )

@@ -121,7 +121,7 @@ type rule struct {
 
 var (
 	values  = []string{"api/...", "internal/plan", "internal/graph", "internal/approval", "internal/mask"}
-	engines = []string{"internal/artifact/...", "internal/audit/...", "internal/blob/...", "internal/dependency", "internal/durable", "internal/history", "internal/kube/...", "internal/policy/...", "internal/reference", "internal/render/...", "internal/run/...", "internal/source/...", "internal/state/...", "internal/status/...", "internal/tofu/..."}
+	engines = []string{"internal/artifact/...", "internal/attribution", "internal/audit/...", "internal/blob/...", "internal/dependency", "internal/durable", "internal/history", "internal/kube/...", "internal/policy/...", "internal/reference", "internal/render/...", "internal/run/...", "internal/source/...", "internal/state/...", "internal/status/...", "internal/tofu/..."}
 )
 
 var rules = map[string]rule{

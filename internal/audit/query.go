@@ -85,6 +85,23 @@ func Query(ctx context.Context, dir string, f Filter) iter.Seq2[Entry, error] {
 	}
 }
 
+// recent is how many segments Recent reads.
+const recent = 2
+
+// Recent goes through the last entries, oldest first: those of the last segment and of the
+// one before, however long the ledger is.
+func (l *Ledger) Recent(ctx context.Context) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		numbers, err := segments(l.opts.Dir)
+		if err == nil {
+			err = queryAll(ctx, l.opts.Dir, numbers[max(0, len(numbers)-recent):], Filter{}, yield)
+		}
+		if err != nil && !errors.Is(err, errStop) {
+			yield(Entry{}, fmt.Errorf("read ledger %s: %w", l.opts.Dir, err))
+		}
+	}
+}
+
 // errStop says that the reader wants no more.
 var errStop = errors.New("stop")
 

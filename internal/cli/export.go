@@ -63,7 +63,7 @@ without what the API server and the verbs of this command added.`,
 // ask for something once, and mean nothing in a manifest.
 var requestAnnotations = []string{
 	infra.ReconcileRequestAnnotation, infra.BreakTheGlassAnnotation, infra.CancelAnnotation, infra.ImportAnnotation,
-	terrace.ApprovedByAnnotation, approvedAtAnnotation, terrace.ApprovedPlanAnnotation, terrace.PruneApprovedAnnotation, terrace.PolicyOverrideAnnotation,
+	terrace.ApprovedByAnnotation, terrace.SuspensionByAnnotation, approvedAtAnnotation, terrace.ApprovedPlanAnnotation, terrace.PruneApprovedAnnotation, terrace.PolicyOverrideAnnotation,
 	"reconcile.fluxcd.io/forceAt", "reconcile.fluxcd.io/resetAt",
 	"kubectl.kubernetes.io/last-applied-configuration",
 }

@@ -43,9 +43,12 @@ var kinds = []kind{
 	{"ExternalArtifact", schema.GroupVersionResource{Group: "source.toolkit.fluxcd.io", Version: "v1", Resource: "externalartifacts"}, []string{"ea"}, source},
 }
 
-// terraform is the kind of which the verbs about runs and locks speak, and
-// kustomization the one of which those about objects do.
-var terraform, kustomization = kinds[0], kinds[1]
+// terraform is the kind of which the verbs about runs and locks speak, kustomization the one
+// of which those about objects do, and gitRepository the source that Terrace fetches itself.
+var terraform, kustomization, gitRepository = kinds[0], kinds[1], kinds[3]
+
+// recorded are the kinds of which Terrace records who suspends and resumes them.
+var recorded = []kind{terraform, kustomization, gitRepository}
 
 // runs is the kind of the records of runs, which no verb but those that look takes.
 var runs = kind{v1alpha1.RunKind, v1alpha1.GroupVersion.WithResource("runs"), nil, record}

@@ -17,7 +17,8 @@ func newResume(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume UNIT…",
 		Short: "Reconcile suspended units or sources again",
-		Long:  `Remove spec.suspend. With --wait the units are asked for a reconcile, one after the other, and waited for.`,
+		Long: `Remove spec.suspend. With --wait the units are asked for a reconcile, one after the other, and waited for.
+The ledger has who did it ("terrace audit").`,
 		Example: `  terrace resume tf/network --wait
   terrace resume --all -n staging`,
 		ValidArgsFunction: a.unitsArg,

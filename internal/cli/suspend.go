@@ -4,10 +4,15 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/terrace-dev/terrace/api/v1alpha1"
 )
 
 func newSuspend(a *app) *cobra.Command {
@@ -19,7 +24,9 @@ func newSuspend(a *app) *cobra.Command {
 resumed. A run that is under way goes on; "terrace cancel" ends it.
 
 Where a Kustomization applies the unit, it is told to leave it alone until then, or it
-would put spec.suspend back to what Git says.`,
+would put spec.suspend back to what Git says.
+
+The ledger has who did it ("terrace audit").`,
 		Example: `  terrace suspend tf/network tf/cluster
   terrace suspend ks/apps gitrepository/fleet
   terrace suspend --all -n staging`,
@@ -52,9 +59,10 @@ func (a *app) setSuspended(cmd *cobra.Command, args []string, all, suspend bool,
 		return err
 	}
 	var errs []error
+	who := c.voucher(cmd.Context())
 	word := map[bool]string{true: "suspended", false: "resumed"}[suspend]
 	for _, o := range objects {
-		changed, err := c.patch(cmd.Context(), o, suspension(o, suspend), false)
+		changed, err := c.suspend(cmd.Context(), o, suspend, who)
 		if err == nil {
 			fmt.Fprintf(a.env.Stdout, "%s %s\n", word, o)
 			if after != nil {
@@ -64,6 +72,37 @@ func (a *app) setSuspended(cmd *cobra.Command, args []string, all, suspend bool,
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// voucher writes who suspends or resumes an object, in the generation that this makes. A
+// user whom the API server does not tell who they are writes nothing: stopping a unit does
+// not depend on it.
+func (c *cluster) voucher(ctx context.Context) func(suspend bool, o object) string {
+	account, user, err := c.whoami(ctx)
+	if err != nil {
+		return func(bool, object) string { return "" }
+	}
+	return func(suspend bool, o object) string {
+		return v1alpha1.FormatSuspension(suspend, o.GetGeneration()+1, account, user)
+	}
+}
+
+// suspend writes spec.suspend of an object, and who does it. The write fails if the object is
+// another by now, whose generation the name would not be of; then it is looked at again.
+func (c *cluster) suspend(ctx context.Context, o object, suspend bool, who func(bool, object) string) (object, error) {
+	for tries := 0; ; tries++ {
+		fields, guard := suspension(o, suspend), false
+		if by := who(suspend, o); by != "" && o.suspended() != suspend && slices.ContainsFunc(recorded, func(k kind) bool { return k.Name == o.Kind.Name }) {
+			fields, guard = merged(fields, annotations(map[string]any{v1alpha1.SuspensionByAnnotation: by})), true
+		}
+		changed, err := c.patch(ctx, o, fields, guard)
+		if !apierrors.IsConflict(err) || tries == 5 {
+			return changed, err
+		}
+		if o, err = c.find(ctx, ref{[]kind{o.Kind}, o.GetName()}); err != nil {
+			return o, err
+		}
+	}
 }
 
 // keptFromParent marks an object that was suspended by hand under a Kustomization.

@@ -18,6 +18,7 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/audit"
 )
 
 func (w *world) annotate(name, key, value string) {
@@ -158,6 +159,7 @@ spec:
 		t.Errorf("the message does not say which policy and why: %s", m)
 	}
 	w.awaitConfigMap("c", "as it was", func(cm *corev1.ConfigMap) bool { return cm != nil && cm.Data["k"] == "1" })
+	w.wantLedger("the plan that waits", audit.Filter{Action: audit.Plan, Unit: "Kustomization//app"}, "plan Kustomization/app by terrace:terrace")
 	code, text := w.get("/api/v1/units/kustomization/"+w.ns+"/app/policies", "")
 	if want := fmt.Sprintf(`[{"policy":"%s/no-twos","rule":"cel[0]","address":"ConfigMap/%[1]s/c","message":"two is not allowed","effect":"deny"}]`, w.ns); code != http.StatusOK || strings.TrimSpace(text) != want {
 		t.Errorf("policies of the unit's plan: %d %s, want %s", code, text, want)

@@ -29,6 +29,7 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/config"
@@ -57,8 +58,10 @@ type Server struct {
 	artifacts *artifact.Store
 	states    *states
 	ledger    *audit.Ledger
-	listener  net.Listener
-	web       *web
+	// suspensions records who suspends and resumes, for all controllers.
+	suspensions *attribution.Suspensions
+	listener    net.Listener
+	web         *web
 }
 
 // Run serves until ctx ends, and then stops in order: runs first, which get an
@@ -143,6 +146,7 @@ func (s *Server) openStores(ctx context.Context, api *rest.Config) (err error) {
 	if s.ledger, err = audit.Open(audit.Options{Dir: s.dir("audit"), KeyFile: s.dir("keys", "audit.key")}); err != nil {
 		return fmt.Errorf("open the ledger: %w", err)
 	}
+	s.suspensions = attribution.NewSuspensions(s.ledger, attribution.Finder{Reader: s.manager.GetAPIReader()})
 	// What belongs to no run ended with the process that did it; runs are settled with their units.
 	if _, err := s.ledger.Interrupt(ctx, "", "Terrace ended before it did"); err != nil {
 		return err
@@ -217,7 +221,7 @@ func (s *Server) addSources(ctx context.Context) error {
 		return err
 	}
 	c, err := gitrepository.New(gitrepository.Options{
-		Client: s.manager.GetClient(), APIReader: s.manager.GetAPIReader(), Artifacts: s.artifacts, Recorder: recorder,
+		Client: s.manager.GetClient(), APIReader: s.manager.GetAPIReader(), Artifacts: s.artifacts, Recorder: recorder, Suspensions: s.suspensions,
 		Dir: s.dir("fetch"), AllowLocal: s.config.AllowLocalSources,
 		Concurrent: s.config.Concurrent, DefaultServiceAccount: s.config.DefaultServiceAccount,
 	})
@@ -243,7 +247,7 @@ func (s *Server) addUnits(ctx context.Context, tool *tofu.Tool, policies *policy
 	}
 	c, err := terraform.New(terraform.Options{
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: recorder,
-		Artifacts: s.artifacts, Blobs: s.blobs, Runs: s.runs, Ledger: s.ledger, History: s.history, Policies: policies, Namespace: install.Namespace,
+		Artifacts: s.artifacts, Blobs: s.blobs, Runs: s.runs, Ledger: s.ledger, Suspensions: s.suspensions, History: s.history, Policies: policies, Namespace: install.Namespace,
 		AllowedProviders: cfg.AllowedProviders, SOPSAgeSecret: cfg.SOPSAgeSecret, Gate: s.gate, States: s.states.runs(cfg), Tool: tool,
 		Dir: s.dir("units"), PluginCache: s.dir("providers"), CLIConfig: cfg.TofuCLIConfig, Isolation: profile,
 		RunTimeout: cfg.RunTimeout, Grace: cfg.ShutdownGrace, Concurrent: cfg.Concurrent,
@@ -272,7 +276,7 @@ func (s *Server) addApps(ctx context.Context, api *rest.Config, policies *policy
 		Client: s.manager.GetClient(), Metadata: s.manager.GetCache(), Reader: s.manager.GetAPIReader(), Recorder: recorder,
 		Artifacts: s.artifacts, Blobs: s.blobs, API: api, Dir: s.dir("kustomizations"), Namespace: install.Namespace, Concurrent: cfg.Concurrent,
 		NoCrossNamespaceRefs: cfg.NoCrossNamespaceRefs, DefaultServiceAccount: cfg.DefaultServiceAccount,
-		Policies: policies, Ledger: s.ledger, OverrideManagers: cfg.OverrideManagers,
+		Policies: policies, Ledger: s.ledger, Suspensions: s.suspensions, OverrideManagers: cfg.OverrideManagers,
 		AllowRemoteBases: cfg.AllowRemoteBases, SOPSAgeSecret: cfg.SOPSAgeSecret,
 		CustomStage: customStage, PruneLimit: cfg.PruneLimit, PruneLimitMin: cfg.PruneLimitMin,
 	})

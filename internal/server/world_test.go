@@ -183,6 +183,12 @@ func (w *world) git(args ...string) string {
 // commit writes files (empty content deletes) and returns the revision.
 func (w *world) commit(files map[string]string) string {
 	w.t.Helper()
+	return w.commitAs("t <t@example.com>", files)
+}
+
+// commitAs is commit for what another author wrote.
+func (w *world) commitAs(author string, files map[string]string) string {
+	w.t.Helper()
 	for name, content := range files {
 		path := filepath.Join(w.repo, name)
 		if content == "" {
@@ -197,7 +203,7 @@ func (w *world) commit(files map[string]string) string {
 		}
 	}
 	w.git("add", "-A")
-	w.git("commit", "-q", "--allow-empty", "-m", "change")
+	w.git("commit", "-q", "--allow-empty", "-m", "change", "--author", author)
 	return "main@sha1:" + w.git("rev-parse", "HEAD")
 }
 

@@ -436,6 +436,11 @@ type PlanRecord struct {
 	// +optional
 	Revision string `json:"revision,omitempty"`
 
+	// NewRevision tells that the revision brought the plan about: it had not been planned
+	// before, or its plans had not been applied.
+	// +optional
+	NewRevision bool `json:"newRevision,omitempty"`
+
 	// RevisionID is the id that the Terraform Controller would give this plan. It is set when
 	// it approves the plan as well as the id does.
 	// +optional

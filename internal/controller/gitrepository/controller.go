@@ -36,6 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/source/git"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -67,6 +68,8 @@ type Options struct {
 	Artifacts *artifact.Store
 	// Recorder tells of new artifacts and of failures.
 	Recorder record.EventRecorder
+	// Suspensions records who suspends and resumes; nil records nothing.
+	Suspensions *attribution.Suspensions
 	// Dir is where repositories are fetched to before they are archived. It is
 	// made and belongs to the controller: what is in it from before is removed.
 	// Empty means the system's temporary directory.
@@ -179,6 +182,9 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		cy.base = cy.obj.DeepCopy()
 	}
+	if err := c.settleSuspension(ctx, cy); err != nil {
+		return ctrl.Result{}, err
+	}
 	if cy.obj.Spec.Suspend {
 		c.forget(req.NamespacedName)
 		return c.rest(ctx, cy)
@@ -186,6 +192,14 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	c.listen(ctx, cy.obj)
 	res, err := c.reconcile(ctx, cy)
 	return c.report(ctx, cy, res, err)
+}
+
+// settleSuspension records that the object was suspended or resumed, if it was.
+func (c *Controller) settleSuspension(ctx context.Context, cy *cycle) error {
+	return c.o.Suspensions.Settle(ctx, attribution.Suspendable{
+		Object: cy.obj, Kind: sourcev1.GroupVersion.WithKind(sourcev1.GitRepositoryKind), Suspended: cy.obj.Spec.Suspend,
+		Conditions: &cy.obj.Status.Conditions, ObservedGeneration: cy.obj.Status.ObservedGeneration,
+	})
 }
 
 // reconcile runs the phases with a directory to fetch into.

@@ -349,6 +349,7 @@ func TestStory(t *testing.T) {
 		URL:      "http://artifacts:80/gitrepository/apps/infra/" + first + ".tar.gz",
 		Revision: "main@sha1:" + first,
 		Digest:   g.Status.Artifact.Digest, Size: g.Status.Artifact.Size, LastUpdateTime: g.Status.Artifact.LastUpdateTime,
+		Metadata: map[string]string{"terrace.dev/commit-author": "A", "terrace.dev/commit-author-email": "a@example.com"},
 	}
 	if diff := cmp.Diff(want, g.Status.Artifact); diff != "" {
 		t.Error(diff)

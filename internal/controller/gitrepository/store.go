@@ -20,6 +20,7 @@ import (
 	sourcev1 "github.com/fluxcd/source-controller/api/v1"
 
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/status"
 )
 
@@ -142,6 +143,7 @@ func (c *Controller) store(ctx context.Context, cy *cycle) (status.Result, error
 		if err != nil {
 			return status.Next, cy.fail(sourcev1.StorageOperationFailedCondition, sourcev1.ArchiveOperationFailedReason, err)
 		}
+		a.Metadata = attribution.Metadata(found.Commit)
 		obj.Status.Artifact = a
 		obj.Status.IncludedArtifacts = cy.includes
 		obj.Status.ObservedIgnore = obj.Spec.Ignore

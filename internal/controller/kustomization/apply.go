@@ -337,7 +337,7 @@ func (c *Controller) prune(ctx context.Context, cy *cycle) (status.Result, error
 	}
 	m.pruneWait = time.Time{}
 	going, kept := c.prunable(ctx, cy, stale)
-	changes, err := c.pruned(ctx, cy, going, "the revision has them no more")
+	changes, err := c.pruned(ctx, cy, going, cy.pruner(), "the revision has them no more")
 	var done []kube.Key
 	var lines []string
 	for _, ch := range changes {

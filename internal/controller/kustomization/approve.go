@@ -23,6 +23,7 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/approval"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/plan"
@@ -94,16 +95,30 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 	request.Pending = &approval.Pending{ID: p.ID, Digest: p.Digest, Counts: p.Counts}
 	d := approval.Decide(request)
 	if d.Approved {
-		ok := &approvedPlan{inputs: inputs, id: p.ID, digest: p.Digest, counts: p.Counts, by: audit.Approver(ks.Annotations, p.ID, d.By)}
-		denied := ""
+		ok := &approvedPlan{inputs: inputs, id: p.ID, digest: p.Digest, counts: p.Counts}
+		approved := attribution.Plan{Object: ks, Kind: unitKind, ID: p.ID, By: d.By}
+		if who := cy.author(); m.applied != cy.inputs && who.Kind == audit.Git {
+			approved.Commit = who
+		}
+		finder := attribution.Finder{Reader: c.opts.Reader}
+		if ok.by, ok.how, err = finder.Approver(ctx, approved); err != nil {
+			return status.Result{}, fmt.Errorf("find who approved: %w", err)
+		}
+		denied, overrode := "", audit.Actor{}
 		if d.Overridden {
 			denied = request.Policy.Denied
+			if overrode, err = finder.Overrider(ctx, ks, unitKind); err != nil {
+				return status.Result{}, fmt.Errorf("find who overrode a policy: %w", err)
+			}
 		}
-		if err := c.decided(ctx, cy, ok, d.By, denied); err != nil {
+		if err := c.decided(ctx, cy, ok, d.By, denied, overrode); err != nil {
 			return status.Result{}, err
 		}
-		m.approved = ok
+		m.approved, m.planned = ok, ""
 		return status.Next, nil
+	}
+	if err := c.planned(ctx, cy, p); err != nil {
+		return status.Result{}, err
 	}
 	return c.held(cy, p, d), nil
 }
@@ -120,15 +135,15 @@ func (c *Controller) Judged(name types.NamespacedName) []plan.PolicyResult {
 func (c *Controller) held(cy *cycle, p *plan.Plan, d approval.Decision) status.Result {
 	ks := cy.ks
 	state, reason, after := metav1.ConditionUnknown, v1alpha1.ReasonPlanWaiting, ks.GetRequeueAfter()
-	message := fmt.Sprintf("plan %s waits: %s; approve it with `terrace approve ks/%s -n %s`, or annotate %s: %s",
-		p.ID, p.Counts, ks.Name, ks.Namespace, v1alpha1.ApprovedPlanAnnotation, p.ID)
+	message := planPrefix(p) + fmt.Sprintf("waits: %s; approve it with `terrace approve ks/%s -n %s`, or annotate %s: %s",
+		p.Counts, ks.Name, ks.Namespace, v1alpha1.ApprovedPlanAnnotation, p.ID)
 	switch d.Obstacle {
 	case approval.PolicyDenies:
 		state, reason = metav1.ConditionFalse, v1alpha1.ReasonPolicyDenied
-		message = fmt.Sprintf("plan %s (%s) is not applied: %s", p.ID, p.Counts, d.Why)
+		message = planPrefix(p) + fmt.Sprintf("(%s) is not applied: %s", p.Counts, d.Why)
 	case approval.WindowShut:
 		reason = v1alpha1.ReasonOutsideWindow
-		message = fmt.Sprintf("plan %s (%s) waits: %s", p.ID, p.Counts, d.Why)
+		message = planPrefix(p) + fmt.Sprintf("(%s) waits: %s", p.Counts, d.Why)
 		if !d.WaitUntil.IsZero() {
 			after = min(after, max(d.WaitUntil.Sub(c.opts.Clock.Now()), time.Second))
 		}

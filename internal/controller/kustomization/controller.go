@@ -41,6 +41,7 @@ import (
 	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/dependency"
@@ -77,8 +78,9 @@ type Options struct {
 	Blobs *blob.Store
 	// Policies are what plans have to keep.
 	Policies policy.Set
-	// Ledger records who let what happen.
-	Ledger *audit.Ledger
+	// Ledger records who let what happen, and Suspensions who suspends and resumes.
+	Ledger      *audit.Ledger
+	Suspensions *attribution.Suspensions
 	// API is how Terrace reaches the API server that it applies to by default.
 	API *rest.Config
 	// Clock defaults to the real one.
@@ -206,13 +208,16 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		c.conclude(ctx, cy.mem.attempt, audit.Cancelled, "the unit was suspended")
 		cy.mem.attempt, cy.mem.approved = nil, nil
 		c.claims.withdraw(cy.name)
-		return ctrl.Result{}, nil
+		return c.rest(ctx, cy)
 	}
 	if controllerutil.AddFinalizer(ks, kustomizev1.KustomizationFinalizer) {
 		if _, err := c.writer.PatchMeta(ctx, cy.base, ks); err != nil {
 			return status.RetryConflict(err)
 		}
 		cy.base = ks.DeepCopy()
+	}
+	if err := c.settleSuspension(ctx, ks); err != nil {
+		return ctrl.Result{}, err
 	}
 	if at, ok := meta.ReconcileAnnotationValue(ks.GetAnnotations()); ok && at != ks.Status.LastHandledReconcileAt {
 		cy.requested = true
@@ -224,6 +229,28 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	res, err := status.Run(ctx, cy, c.check, c.fetch, c.look, c.depend, c.prepare, c.approve, c.apply, c.prune, c.health, c.finish)
 	return c.end(ctx, cy, res, err)
 }
+
+// rest is the reconcile of a unit that is suspended: nothing but that is written of it.
+func (c *Controller) rest(ctx context.Context, cy *cycle) (ctrl.Result, error) {
+	if err := c.settleSuspension(ctx, cy.ks); err != nil {
+		return ctrl.Result{}, err
+	}
+	if _, err := c.writer.Patch(ctx, cy.base, cy.ks); err != nil {
+		return status.RetryConflict(err)
+	}
+	return ctrl.Result{}, nil
+}
+
+// settleSuspension records that the unit was suspended or resumed, if it was.
+func (c *Controller) settleSuspension(ctx context.Context, ks *kustomizev1.Kustomization) error {
+	return c.opts.Suspensions.Settle(ctx, attribution.Suspendable{
+		Object: ks, Kind: unitKind, Suspended: ks.Spec.Suspend,
+		Conditions: &ks.Status.Conditions, ObservedGeneration: ks.Status.ObservedGeneration,
+	})
+}
+
+// unitKind is how the API server names what is reconciled here.
+var unitKind = kustomizev1.GroupVersion.WithKind(kustomizev1.KustomizationKind)
 
 // end writes the status: once if something changed, else not at all.
 func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err error) (ctrl.Result, error) {

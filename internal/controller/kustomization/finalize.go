@@ -117,7 +117,7 @@ func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) 
 	if len(kept) > 0 {
 		cy.event(corev1.EventTypeWarning, meta.PruneFailedReason, "these objects stay, because others live in them:\n"+subjects(kept))
 	}
-	changes, err := c.pruned(ctx, cy, going, "the unit was deleted")
+	changes, err := c.pruned(ctx, cy, going, audit.Itself, "the unit was deleted")
 	if err != nil {
 		return 0, err
 	}

@@ -6,9 +6,14 @@ package kustomization
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
+	"github.com/fluxcd/pkg/apis/meta"
+	"github.com/fluxcd/pkg/runtime/conditions"
 
+	"github.com/terrace-dev/terrace/api/v1alpha1"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/plan"
@@ -20,6 +25,7 @@ type approvedPlan struct {
 	id, digest string
 	counts     plan.Counts
 	by         audit.Actor
+	how        string // the approval came, if there is more to say
 }
 
 // entry is one about the unit, at its revision.
@@ -31,6 +37,26 @@ func (cy *cycle) entry(action audit.Action, by audit.Actor) audit.Entry {
 	return e
 }
 
+// author is who let the revision be applied that the unit applies by itself: the author of its
+// commit, if that has not been applied before. What else there is to do is no commit's.
+func (cy *cycle) author() audit.Actor {
+	if who, ok := attribution.Commit(cy.artifact); ok && cy.base.Status.LastAppliedRevision != cy.artifact.Revision {
+		return who
+	}
+	return audit.Itself
+}
+
+// pruner is who let this revision delete what it has no more: who approved that, if it had to
+// be, else its author.
+func (cy *cycle) pruner() audit.Actor {
+	if cy.ks.Annotations[v1alpha1.PruneApprovedAnnotation] == cy.artifact.Revision {
+		if who := v1alpha1.Approver(cy.ks.Annotations, cy.artifact.Revision); who != "" {
+			return audit.Actor{Kind: audit.Kubernetes, Name: who}
+		}
+	}
+	return cy.author()
+}
+
 // intend records that an attempt is about to write, once for each attempt: before that
 // nothing is written.
 func (c *Controller) intend(ctx context.Context, cy *cycle) error {
@@ -38,9 +64,9 @@ func (c *Controller) intend(ctx context.Context, cy *cycle) error {
 	if a.intent != nil {
 		return nil
 	}
-	e := cy.entry(audit.Apply, audit.Itself)
+	e := cy.entry(audit.Apply, cy.author())
 	if a.drift {
-		e.Action = audit.Repair
+		e.Action, e.Actor = audit.Repair, audit.Itself
 	}
 	if p := m.approved; p != nil {
 		e = p.in(e)
@@ -84,11 +110,11 @@ func (c *Controller) conclude(ctx context.Context, a *attempt, result, detail st
 }
 
 // pruned deletes objects between an intent and an outcome in the ledger.
-func (c *Controller) pruned(ctx context.Context, cy *cycle, going []kube.Key, why string) ([]kube.Change, error) {
+func (c *Controller) pruned(ctx context.Context, cy *cycle, going []kube.Key, who audit.Actor, why string) ([]kube.Change, error) {
 	if len(going) == 0 {
 		return cy.client.Prune(ctx, cy.name, going)
 	}
-	e := cy.entry(audit.Prune, audit.Itself)
+	e := cy.entry(audit.Prune, who)
 	e.Counts, e.Detail = &audit.Counts{Destroy: len(going)}, why
 	intent, err := c.opts.Ledger.Begin(ctx, e)
 	if err != nil {
@@ -116,9 +142,32 @@ func (p *approvedPlan) in(e audit.Entry) audit.Entry {
 	return e
 }
 
+// planned records a plan that waits: the first time that it is looked at, and again after a
+// restart only if the status does not tell of it.
+func (c *Controller) planned(ctx context.Context, cy *cycle, p *plan.Plan) error {
+	if r := conditions.Get(cy.base, meta.ReadyCondition); r != nil && strings.HasPrefix(r.Message, planPrefix(p)) || cy.mem.planned == p.ID {
+		return nil
+	}
+	e := cy.entry(audit.Plan, audit.Itself)
+	if cy.mem.applied == cy.inputs {
+		e.Action = audit.Drift
+	}
+	e.PlanID, e.PlanDigest, e.Counts, e.Outcome = p.ID, p.Digest, audit.CountsOf(p.Counts), audit.Succeeded
+	if _, err := c.opts.Ledger.Append(ctx, e); err != nil {
+		return fmt.Errorf("write the ledger: %w", err)
+	}
+	cy.mem.planned = p.ID
+	return nil
+}
+
+// planPrefix begins the message of the Ready condition of a unit whose plan waits.
+func planPrefix(p *plan.Plan) string { return "plan " + p.ID + " " }
+
 // decided records what was decided about a plan before it is applied.
-func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, by, denied string) error {
-	for _, e := range audit.Decided(p.in(cy.entry(audit.Approve, p.by)), by, denied) {
+func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, by, denied string, overrode audit.Actor) error {
+	e := p.in(cy.entry(audit.Approve, p.by))
+	e.Detail = p.how
+	for _, e := range audit.Decided(e, by, denied, overrode) {
 		if _, err := c.opts.Ledger.Append(ctx, e); err != nil {
 			return fmt.Errorf("write the ledger: %w", err)
 		}

@@ -61,6 +61,7 @@ type unit struct {
 	held         []kube.Change // objects whose kind is not served
 	news         string        // what was changed and not told yet
 	approved     *approvedPlan // that is being applied, nil if nobody has to approve
+	planned      string        // id of the plan that waits and is in the ledger
 
 	tokens *cache.TokenCache // of spec.decryption.serviceAccountName, nil if it names none
 }

@@ -40,7 +40,7 @@ type applied struct {
 // apply is the work of an apply: the stored plan file, or nothing.
 func (c *Controller) apply(j *job, rec infra.PlanRecord) doFunc {
 	return func(ctx context.Context, r *run.Run) (any, error) {
-		a := &applied{attempt: j.attempt, plan: &rec, approvedBy: j.actor.Name, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
+		a := &applied{attempt: j.attempt, plan: &rec, approvedBy: j.approvedBy, counts: countsOf(&rec), destroy: rec.Destroy, drift: rec.Drift}
 		a.revision = rec.Revision
 		return a, j.masked(c.runApply(ctx, r, j, rec, a))
 	}

@@ -35,6 +35,7 @@ import (
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/artifact"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/blob"
 	"github.com/terrace-dev/terrace/internal/dependency"
@@ -69,8 +70,9 @@ type Options struct {
 	Policies policy.Set
 	// Namespace is Terrace's own: a policy there is for the units of all namespaces.
 	Namespace string
-	// Ledger records who let what happen.
-	Ledger *audit.Ledger
+	// Ledger records who let what happen, and Suspensions who suspends and resumes.
+	Ledger      *audit.Ledger
+	Suspensions *attribution.Suspensions
 	// History keeps a record of runs.
 	History History
 	// Gate lets a run reach its own state Secret and nothing else.
@@ -212,9 +214,12 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	if tf.Spec.Suspend {
 		if c.refuseImport(cy) { // kept until it is resumed, it would surprise people then
+			if err := c.settleSuspension(ctx, tf); err != nil {
+				return ctrl.Result{}, err
+			}
 			return c.commit(ctx, cy, 0, nil)
 		}
-		return ctrl.Result{}, nil
+		return c.rest(ctx, cy)
 	}
 	// The finalizer is on the object before anything outside can exist because of it:
 	// without it, a deletion in between would leave resources that nobody knows.
@@ -224,10 +229,35 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		cy.base = tf.DeepCopy()
 	}
+	if err := c.settleSuspension(ctx, tf); err != nil {
+		return ctrl.Result{}, err
+	}
 	c.begin(cy)
 	res, err := status.Run(ctx, cy, c.settle, c.breakGlass, c.fetch, c.depend, c.resolve, c.proceed)
 	return c.end(ctx, cy, res, err)
 }
+
+// rest is the reconcile of a unit that is suspended: nothing but that is written of it.
+func (c *Controller) rest(ctx context.Context, cy *cycle) (ctrl.Result, error) {
+	if err := c.settleSuspension(ctx, cy.tf); err != nil {
+		return ctrl.Result{}, err
+	}
+	if _, err := c.writer.Patch(ctx, cy.base, cy.tf); err != nil {
+		return status.RetryConflict(err)
+	}
+	return ctrl.Result{}, nil
+}
+
+// settleSuspension records that the unit was suspended or resumed, if it was.
+func (c *Controller) settleSuspension(ctx context.Context, tf *infra.Terraform) error {
+	return c.opts.Suspensions.Settle(ctx, attribution.Suspendable{
+		Object: tf, Kind: unitKind, Suspended: tf.Spec.Suspend,
+		Conditions: &tf.Status.Conditions, ObservedGeneration: tf.Status.ObservedGeneration,
+	})
+}
+
+// unitKind is how the API server names what is reconciled here.
+var unitKind = infra.GroupVersion.WithKind(infra.TerraformKind)
 
 // begin starts the count of failures anew when a person changed the object.
 func (c *Controller) begin(cy *cycle) {

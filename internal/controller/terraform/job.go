@@ -55,8 +55,9 @@ type job struct {
 	policyDigest string
 	// home is where the state is, of v1alpha1's names, when this run has moved it.
 	home string
-	// actor is who let the plan be applied, for the records.
-	actor audit.Actor
+	// actor is who let the plan be applied, for the ledger, and approvedBy what the Run says of it.
+	actor      audit.Actor
+	approvedBy string
 	// asked is what an import takes into the state.
 	asked *infra.ImportRequest
 	// readOutputs asks a plan without changes for the outputs, because nothing knows them.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
+	"github.com/terrace-dev/terrace/internal/attribution"
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/run"
 )
@@ -51,6 +52,39 @@ func entryOf(u run.Unit, rec infra.PlanRecord, action audit.Action, who audit.Ac
 		Actor: who, Action: action, Unit: u.String(), Revision: rec.Revision,
 		PlanID: rec.ID, PlanDigest: rec.Digest, Counts: audit.CountsOf(planCounts(&rec)),
 	}
+}
+
+// decided are the entries of an approved plan, and who let it be applied.
+func (c *Controller) decided(ctx context.Context, cy *cycle, rec infra.PlanRecord, s step) ([]audit.Entry, audit.Actor, error) {
+	tf := cy.tf
+	p := attribution.Plan{Object: tf, Kind: unitKind, ID: rec.ID, By: s.by}
+	if !rec.Drift && rec.NewRevision {
+		p.Commit, _ = attribution.CommitOf(rec.Revision, cy.artifact, tf.Status.Artifact)
+	}
+	who, detail, err := c.finder().Approver(ctx, p)
+	var overrode audit.Actor
+	if err == nil && s.denied != "" {
+		overrode, err = c.finder().Overrider(ctx, tf, unitKind)
+	}
+	if err != nil {
+		return nil, who, fmt.Errorf("find who approved: %w", err)
+	}
+	e := entryOf(unitOf(tf), rec, audit.Approve, who)
+	e.Detail = detail
+	return audit.Decided(e, s.by, s.denied, overrode), who, nil
+}
+
+func (c *Controller) finder() attribution.Finder { return attribution.Finder{Reader: c.opts.Reader} }
+
+// approvedBy is what the record of a run says of who approved it: a person, else what did.
+func approvedBy(who audit.Actor, by string) string {
+	switch {
+	case who.Kind == audit.Kubernetes:
+		return who.Name
+	case who.Kind == audit.Git && audit.ByPerson(by):
+		return who.String()
+	}
+	return by
 }
 
 // applyEntry is the ledger's entry of an apply.

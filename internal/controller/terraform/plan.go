@@ -209,7 +209,7 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 		Destroy: j.tf.Spec.Destroy, Drift: j.drift,
 		Create: value.Counts.Create, Update: value.Counts.Update, Delete: value.Counts.Delete, Replace: value.Counts.Replace,
 		Import: value.Counts.Import, Forget: value.Counts.Forget,
-		At: metav1.NewTime(c.opts.Clock.Now()), Policy: verdict,
+		At: metav1.NewTime(c.opts.Clock.Now()), NewRevision: newRevision(&j.tf.Status, j.revision), Policy: verdict,
 	}
 	if withValues && j.tf.Status.LastPlannedRevision != j.revision {
 		// The first plan of a revision is the one that a tool which computes ids from
@@ -217,6 +217,16 @@ func (c *Controller) storePlan(ctx context.Context, s *session, j *job, p *plann
 		p.record.RevisionID = plan.RevisionID(j.revision)
 	}
 	return nil
+}
+
+// newRevision tells whether it is a commit that brings a plan about: it is of a revision that
+// was not planned before, or only by plans that were not applied.
+func newRevision(st *infra.TerraformStatus, revision string) bool {
+	if st.LastPlannedRevision != revision {
+		return true
+	}
+	last := st.LastPlan
+	return last != nil && last.Revision == revision && last.NewRevision && st.LastAppliedRevision != revision
 }
 
 func countsOf(r *infra.PlanRecord) string {

@@ -14,7 +14,6 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/approval"
-	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 )
@@ -187,6 +186,10 @@ func (c *Controller) startApply(ctx context.Context, cy *cycle, s step) (status.
 	if err != nil {
 		return c.inputsFailed(cy, err)
 	}
+	decided, actor, err := c.decided(ctx, cy, *rec, s)
+	if err != nil {
+		return status.Result{}, err
+	}
 	c.unchanged(cy)
 	tf.Status.RunningID = rec.ID
 	mark(tf, infra.ConditionApply, metav1.ConditionUnknown, infra.ReasonProgressing, infra.MessageApplyStarted)
@@ -199,8 +202,8 @@ func (c *Controller) startApply(ctx context.Context, cy *cycle, s step) (status.
 		return status.Wait("", "", 0), nil // the write lost a race; the newer object decides
 	}
 	j := c.newJob(cy, in)
-	j.actor = audit.Approver(tf.Annotations, rec.ID, s.by)
-	for _, e := range audit.Decided(entryOf(unitOf(tf), *rec, audit.Approve, j.actor), s.by, s.denied) {
+	j.actor, j.approvedBy = actor, approvedBy(actor, s.by)
+	for _, e := range decided {
 		if err := c.append(ctx, e); err != nil {
 			return status.Result{}, err
 		}
@@ -226,7 +229,7 @@ func undone(j *job, kind run.Kind, id string) any {
 	case kind == run.Import:
 		return newImported(j, id)
 	case kind == run.Apply, kind == run.Destroy:
-		return &applied{attempt: j.attempt, approvedBy: j.actor.Name, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
+		return &applied{attempt: j.attempt, approvedBy: j.approvedBy, destroy: kind == run.Destroy || j.tf.Spec.Destroy, onDeletion: kind == run.Destroy}
 	default:
 		return &planned{attempt: j.attempt, drift: j.drift}
 	}

@@ -49,7 +49,7 @@ func (s *session) unlockBeforeInit(ctx context.Context) error {
 	if id == "" || s.door == nil {
 		return nil
 	}
-	if err := s.c.recorded(ctx, s.run, s.unlockEntry(id), func() error { return s.door.release(ctx, id) }); err != nil {
+	if err := s.unlocking(ctx, id, func() error { return s.door.release(ctx, id) }); err != nil {
 		return status.Failf(infra.ReasonLockHeld, "remove state lock %s: %w", id, err)
 	}
 	s.unlocked = id
@@ -64,18 +64,26 @@ func (s *session) forceUnlock(ctx context.Context) (string, error) {
 		return s.unlocked, nil
 	}
 	s.run.Step("unlock", pushTimeout)
-	if err := s.c.recorded(ctx, s.run, s.unlockEntry(id), func() error { return s.ForceUnlock(ctx, id) }); err != nil {
+	if err := s.unlocking(ctx, id, func() error { return s.ForceUnlock(ctx, id) }); err != nil {
 		return "", status.Failf(infra.ReasonLockHeld, "remove state lock %s: %w", id, err)
 	}
 	return id, nil
 }
 
-// unlockEntry is the ledger's entry of a lock of somebody else that the spec asks to remove.
-func (s *session) unlockEntry(id string) audit.Entry {
-	return audit.Entry{
+// unlocking removes the lock of somebody else that the spec asks to remove, and records it.
+func (s *session) unlocking(ctx context.Context, id string, do func() error) error {
+	e := audit.Entry{
 		Actor: audit.Actor{Kind: audit.Terrace, Name: "spec.tfstate.forceUnlock"}, Action: audit.Unlock,
 		Unit: s.job.unit.String(), Revision: s.job.revision, Detail: "lock " + id,
 	}
+	who, how, ok, err := s.c.finder().ByCommit(ctx, s.job.tf, unitKind, "spec", "tfstate", "forceUnlock")
+	if err != nil {
+		return fmt.Errorf("find who asks for it: %w", err)
+	}
+	if ok {
+		e.Actor, e.Detail = who, e.Detail+": "+how
+	}
+	return s.c.recorded(ctx, s.run, e, do)
 }
 
 // releaseLeftLock removes the lock of a tool that was killed before it could give it
