@@ -57,8 +57,9 @@ func TestSuspendedUnitStandsStill(t *testing.T) {
 	w.unit("u", "approvePlan: auto\nsuspend: true")
 	w.unit("marker", "approvePlan: auto")
 	w.awaitReady("marker")
-	if tf := w.terraform("u"); len(tf.Status.Conditions) != 0 {
-		t.Errorf("conditions %+v", tf.Status.Conditions)
+	tf := w.await("u", "known to be suspended", func(tf *infra.Terraform) bool { return isSuspended(tf.Status.Conditions) })
+	if len(tf.Status.Conditions) != 1 || tf.Status.LastPlanAt != nil || len(tf.Finalizers) != 0 {
+		t.Errorf("more than that is known of it: %v, %+v", tf.Finalizers, tf.Status)
 	}
 	w.change("u", func(tf *infra.Terraform) { tf.Spec.Suspend = false })
 	w.awaitReady("u")

@@ -176,8 +176,8 @@ spec: {interval: 1h, path: ./app, prune: true, targetNamespace: ` + w.ns + `, so
 		"kubernetes:jane as admin apply Terraform/NS/a intent",
 		"terrace:Terraform/NS/a state-write State/NS/a intent",
 		"kubernetes:jane as admin apply Terraform/NS/a outcome succeeded",
-		"terrace:terrace apply Kustomization/NS/app intent",
-		"terrace:terrace apply Kustomization/NS/app outcome succeeded",
+		"git:t apply Kustomization/NS/app intent",
+		"git:t apply Kustomization/NS/app outcome succeeded",
 	} {
 		if !slices.Contains(got, strings.ReplaceAll(want, "terrace:Terraform/NS", "terrace:Terraform/"+w.ns)) {
 			t.Errorf("the ledger has no %q; it has\n%s", want, strings.Join(got, "\n"))
