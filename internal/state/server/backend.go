@@ -208,7 +208,7 @@ func (s *Server) take(ctx context.Context, c call, l state.Lock) error {
 
 // unlock gives the lock back. Terraform's force-unlock sends nothing, OpenTofu's the ID
 // and nothing else: both break a lock that its holder has not given back, which is a
-// verb of its own.
+// verb of its own. So does whoever says again what it was told of a run's lock.
 func (s *Server) unlock(w http.ResponseWriter, r *http.Request, c call) error {
 	l, err := s.readLock(w, r)
 	if err != nil {
@@ -226,8 +226,8 @@ func (s *Server) unlock(w http.ResponseWriter, r *http.Request, c call) error {
 	if err := c.id.Allow(ctx, Unlock, c.key); err != nil {
 		return err
 	}
-	if bare(*l) {
-		foreign, err := s.foreign(ctx, c, l.ID)
+	if bare(*l) || c.id.Run == "" {
+		foreign, err := s.foreign(ctx, c, *l)
 		if err != nil {
 			return err
 		}
@@ -251,19 +251,19 @@ func bare(l state.Lock) bool {
 	return l.Who == "" && l.Operation == "" && l.Version == "" && (l.Created.IsZero() || l.Created.Equal(time.Time{}))
 }
 
-// foreign reports whether the lock with that ID is held by one who said more of itself
-// than its ID.
-func (s *Server) foreign(ctx context.Context, c call, id string) (bool, error) {
+// foreign reports whether the lock with that ID is held by a run and not the one that
+// asks, or by one who said more of itself than the ID while who asks does not.
+func (s *Server) foreign(ctx context.Context, c call, l state.Lock) (bool, error) {
 	o, err := s.store.Get(ctx, c.key)
 	if err != nil {
 		return false, err
 	}
 	held := o.Status.Lock
-	if held == nil || held.ID != id {
+	if held == nil || held.ID != l.ID {
 		return false, nil // the store knows what to say
 	}
 	said := state.ParseLock(held.ID, held.Info)
-	return !bare(*said), nil
+	return held.Run != "" && held.Run != c.id.Run || bare(l) && !bare(*said), nil
 }
 
 // forceUnlock breaks the lock with that ID, or whatever lock is held when the ID is

@@ -165,6 +165,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	// The mux does not clean the paths of CONNECT, and hands on some with names missing.
+	if r.Method == http.MethodConnect {
+		http.Error(w, "the method CONNECT is not for a state", http.StatusMethodNotAllowed)
+		return
+	}
 	// Names need no encoding: what has it means to look different here and there.
 	if r.URL.EscapedPath() != r.URL.Path {
 		http.Error(w, "the path is encoded", http.StatusBadRequest)

@@ -142,8 +142,8 @@ type WriteOptions struct {
 	LockID string
 	// Force takes a state of another lineage, and a serial that is not new.
 	Force bool
-	// By, Run and Operation are kept with the version. What is empty is taken from the
-	// lock that is held.
+	// By, Run and Operation are kept with the version. By and Operation are taken from the
+	// lock that is held when they are empty. A lock that a run holds is for its Run only.
 	By, Run, Operation string
 }
 
@@ -313,9 +313,10 @@ func (s *Store) recall(key Key) (*v1alpha1.State, bool) {
 }
 
 // Lock takes the lock of a state, and makes the State when there is none. It returns
-// nil when the lock with that ID is held already, and *state.LockedError
-// (state.ErrLocked) when another one is. ErrFormat says that the lock has no ID, or
-// too many words. It costs one write, and a read when others may have changed the State.
+// nil when the lock with that ID is held already, by the same run or by none, and
+// *state.LockedError (state.ErrLocked) when another one is. ErrFormat says that the
+// lock has no ID, or too many words. It costs one write, and a read when
+// others may have changed the State.
 func (s *Store) Lock(ctx context.Context, key Key, l state.Lock, h Holder) error {
 	info, err := json.Marshal(l)
 	if err != nil || l.ID == "" || len(info) > maxInfo {
@@ -327,7 +328,7 @@ func (s *Store) Lock(ctx context.Context, key Key, l state.Lock, h Holder) error
 	}
 	_, err = s.change(ctx, key, true, func(o *v1alpha1.State) error {
 		if held := o.Status.Lock; held != nil {
-			if held.ID == l.ID {
+			if held.ID == l.ID && held.Run == h.Run {
 				return errUnchanged
 			}
 			return &state.LockedError{Lock: lockOf(held)}
@@ -439,9 +440,9 @@ func (s *Store) parse(content []byte) (payload, error) {
 
 // Write adds a version, unless it is the newest already: then it returns that. The
 // content is on disk before the State names it. Errors: *state.LockedError
-// (state.ErrLocked) when a lock is held that is not opts.LockID; ErrLockLost when
-// opts.LockID is not held and nobody else's is; ErrLineage and ErrSerial, unless
-// opts.Force; ErrFormat; ErrTooLarge. It costs what Lock does.
+// (state.ErrLocked) when a lock is held that is not opts.LockID, or is a run's that is
+// not opts.Run; ErrLockLost when opts.LockID is not held and nobody else's is;
+// ErrLineage and ErrSerial, unless opts.Force; ErrFormat; ErrTooLarge. It costs what Lock does.
 func (s *Store) Write(ctx context.Context, key Key, content []byte, opts WriteOptions) (v1alpha1.StateVersion, error) {
 	p, err := s.parse(content)
 	if err != nil {
@@ -512,7 +513,8 @@ func (s *Store) discard(ctx context.Context, d string) {
 // newest when it is that already.
 func admit(o *v1alpha1.State, p payload, opts WriteOptions) (*v1alpha1.StateVersion, error) {
 	held := o.Status.Lock
-	if held != nil && held.ID != opts.LockID {
+	// Losers are told the ID; that of a run's lock is of use to that run alone.
+	if held != nil && (held.ID != opts.LockID || held.Run != "" && held.Run != opts.Run) {
 		return nil, &state.LockedError{Lock: lockOf(held)}
 	}
 	var newest *v1alpha1.StateVersion
@@ -559,9 +561,6 @@ func (s *Store) version(o *v1alpha1.State, p payload, opts WriteOptions, sealed 
 	if l := o.Status.Lock; l != nil {
 		if v.By == "" {
 			v.By = l.Holder
-		}
-		if v.Run == "" {
-			v.Run = l.Run
 		}
 		if v.Operation == "" {
 			v.Operation = l.Operation

@@ -306,7 +306,7 @@ func TestStatusTellsOfTheNewest(t *testing.T) {
 		t.Fatal(err)
 	}
 	content := text(3, "l", 2)
-	v := w.must(content, store.WriteOptions{LockID: "a"})
+	v := w.must(content, store.WriteOptions{LockID: "a", Run: "run-1"})
 	got := w.object().Status
 	want := v1alpha1.StateStatus{Serial: 3, Lineage: "l", Size: int64(len(content)), Resources: 2, Lock: got.Lock, Kept: 1, Versions: []v1alpha1.StateVersion{{
 		Version: 1, Serial: 3, Lineage: "l", Size: int64(len(content)), Resources: 2, Created: metav1.NewTime(w.clock.Now()),
@@ -332,7 +332,7 @@ func TestStatusTellsOfTheNewest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.must(fmt.Sprintf(encrypted, 4), store.WriteOptions{LockID: "a"})
+	w.must(fmt.Sprintf(encrypted, 4), store.WriteOptions{LockID: "a", Run: "run-1"})
 	if o := w.object(); !o.Status.Encrypted || o.Status.Resources != 0 {
 		t.Errorf("an encrypted state: %+v", o.Status)
 	}
