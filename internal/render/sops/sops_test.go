@@ -967,18 +967,19 @@ func FuzzFile(f *testing.F) {
 	for _, file := range files {
 		_, about, in, _ := recorded(f, file)
 		identity = about.Identity
-		f.Add(in)
+		f.Add("a.yaml", in)
+		f.Add("a.sops.tfvars.json", in)
 	}
-	f.Add([]byte("sops:\n  mac: ENC[AES256_GCM,\n"))
-	f.Add([]byte("sops_mac=ENC[AES256_GCM,\nsops_age__list_0__map_enc=x\nsops_age__list_1=y\n"))
+	f.Add("a.yaml", []byte("sops:\n  mac: ENC[AES256_GCM,\n"))
+	f.Add("a.env", []byte("sops_mac=ENC[AES256_GCM,\nsops_age__list_0__map_enc=x\nsops_age__list_1=y\n"))
 	keys, err := NewKeys(secretKey, map[string][]byte{"x.agekey": []byte(identity)})
 	if err != nil {
 		f.Fatal(err)
 	}
 	d := New(keys, WithoutMAC())
-	f.Fuzz(func(t *testing.T, content []byte) {
-		got, err := d.File(context.Background(), "a.yaml", content)
-		if err == nil && !IsEncryptedFile("a.yaml", content) && !bytes.Equal(got, content) {
+	f.Fuzz(func(t *testing.T, name string, content []byte) {
+		got, err := d.File(context.Background(), name, content)
+		if err == nil && !IsEncryptedFile(name, content) && !bytes.Equal(got, content) {
 			t.Errorf("a file that is not encrypted changes:\n%q\n%q", content, got)
 		}
 	})
