@@ -13,6 +13,8 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/config"
 	"github.com/terrace-dev/terrace/internal/run/isolation"
+	"github.com/terrace-dev/terrace/internal/server"
+	"github.com/terrace-dev/terrace/internal/testenv"
 )
 
 // TestRunSeesOnlyItsOwn has units whose HCL reads what is not theirs.
@@ -45,7 +47,8 @@ func TestRunSeesOnlyItsOwn(t *testing.T) {
 	}
 	denied := map[string]string{
 		"shadow": "/etc/shadow", "neighbour": theirs[0], "data": secret, "key": keys[0],
-		"kubeconfig": os.Getenv("TERRACE_TEST_KUBECONFIG"), "environ": fmt.Sprintf("/proc/%d/environ", os.Getpid()),
+		"kubeconfig": testenv.Start(t).Kubeconfig, "token": filepath.Join(dataDir, server.ServerFile), "states": filepath.Join(dataDir, "keys", "states.key"),
+		"environ": fmt.Sprintf("/proc/%d/environ", os.Getpid()),
 	}
 	files := map[string]string{}
 	for name, path := range denied {
