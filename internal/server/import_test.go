@@ -47,8 +47,8 @@ func (w *world) awaitImport(unit, name string) *infra.ImportStatus {
 	}).Status.LastImport
 }
 
-// ledger are the entries of an action, oldest first.
-func (w *world) ledger(action audit.Action) []audit.Entry {
+// entriesOf are the entries of an action, oldest first.
+func (w *world) entriesOf(action audit.Action) []audit.Entry {
 	w.t.Helper()
 	_, text := w.ask(http.MethodGet, "/api/v1/audit", true)
 	var out []audit.Entry
@@ -104,7 +104,7 @@ func TestImport(t *testing.T) {
 	if s.Status.Resources != 1 || s.Status.Lock != nil || s.Status.Versions[0].Run != end.Run {
 		t.Errorf("the state: %d resources, lock %+v, by run %q; want one, none, %q", s.Status.Resources, s.Status.Lock, s.Status.Versions[0].Run, end.Run)
 	}
-	entries := w.ledger(audit.Import)
+	entries := w.entriesOf(audit.Import)
 	if len(entries) != 2 || entries[0].Phase != audit.PhaseIntent || entries[1].Outcome != audit.Succeeded ||
 		entries[0].Actor.Name != "jane as admin" || entries[0].Detail != "terraform_data.x as id-1" || entries[0].Run != end.Run {
 		t.Errorf("the ledger has %+v", entries)

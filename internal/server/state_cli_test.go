@@ -107,8 +107,8 @@ func (w *world) versions(name string) []v1alpha1.StateVersion {
 	return list
 }
 
-// ledger is what "terrace audit" says of an action, in short.
-func (w *world) ledger(action audit.Action) []string {
+// audited is what "terrace audit" says of an action, in short.
+func (w *world) audited(action audit.Action) []string {
 	w.t.Helper()
 	var got []string
 	for line := range strings.Lines(w.does("audit", "--action", string(action), "-o", "json")) {
@@ -124,7 +124,7 @@ func (w *world) ledger(action audit.Action) []string {
 // inLedger fails unless an action has an entry with each of the words.
 func (w *world) inLedger(action audit.Action, words ...string) {
 	w.t.Helper()
-	entries := w.ledger(action)
+	entries := w.audited(action)
 	if !slices.ContainsFunc(entries, func(e string) bool {
 		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(e, word) })
 	}) {
@@ -575,7 +575,7 @@ func TestStateKeyRotatesUnderLoad(t *testing.T) {
 		}
 	}
 	succeeded := 0
-	for _, e := range w.ledger(audit.KeyRotation) {
+	for _, e := range w.audited(audit.KeyRotation) {
 		if strings.Contains(e, "outcome | succeeded") {
 			succeeded++
 		}

@@ -679,7 +679,7 @@ func TestOlderVersionsArePacked(t *testing.T) {
 	if err := w.Move(ctx, client.ObjectKey{Namespace: key.Namespace, Name: "other"}, key.Name); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.blobs.Rotate(); err != nil {
+	if _, err := w.blobs.Rotate(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if done, err := w.Rewrap(ctx); err != nil || done.Versions != 100 {
