@@ -5,6 +5,7 @@ package server_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -36,23 +37,27 @@ func killRounds(t *testing.T) int {
 	return n
 }
 
-// TestKilledAnywhereItHeals kills Terrace, tofu or both at one step of the journal after
-// another, from the first entry of a plan to the last of its apply, and wants every time
-// what was committed, without a person.
+// TestKilledAnywhereItHeals kills Terrace, tofu or both, in turns: at one entry of the journal
+// after another, from the first of a plan to the last of its apply, and at random moments of an
+// apply whose provisioner takes its time. Every time it wants what was committed, without a
+// person, and nothing made twice that was known to be made.
 func TestKilledAnywhereItHeals(t *testing.T) {
+	dir := t.TempDir()
+	made := filepath.Join(dir, "made")
 	module := func(n int) string {
 		return fmt.Sprintf(`
-resource "terraform_data" "x" {
-  input = %d
-  provisioner "local-exec" { command = "true" }
+resource "terraform_data" "x" { input = %d }
+resource "terraform_data" "made" {
+  lifecycle { replace_triggered_by = [terraform_data.x] }
+  provisioner "local-exec" { command = "echo %d >> %s" }
 }
 resource "terraform_data" "slow" {
-  triggers_replace = %d
-  depends_on       = [terraform_data.x]
+  lifecycle { replace_triggered_by = [terraform_data.x] }
+  depends_on = [terraform_data.made]
   provisioner "local-exec" { command = "sleep 1" }
 }
 output "n" { value = terraform_data.x.output }
-`, n, n)
+`, n, n, made)
 	}
 	w := newWorld(t, map[string]string{"main.tf": module(0)}, func(c *config.Config) { c.WatchNamespaces = []string{"nobody"} })
 	w.stop()
@@ -69,9 +74,17 @@ output "n" { value = terraform_data.x.output }
 	if err := watcher.Add(active); err != nil {
 		t.Fatal(err)
 	}
+	// applyEntry is when the journal has the process of the apply.
+	const applyEntry = 6
+	seed := time.Now().UnixNano()
+	random := rand.New(rand.NewPCG(uint64(seed), 0))
 	victims := []string{"Terrace", "tofu", "both"}
 	for round := range killRounds(t) {
-		victim, step := victims[round%len(victims)], 1+round*4%9
+		victim, step, late := victims[round%len(victims)], 1+round*4%9, time.Duration(0)
+		if round%2 == 1 {
+			step, late = applyEntry, time.Duration(random.IntN(1500))*time.Millisecond
+		}
+		at := fmt.Sprintf("round %d (seed %d): %s was killed %s after entry %d of the journal", round, seed, victim, late, step)
 		for len(watcher.Events) > 0 {
 			<-watcher.Events
 		}
@@ -83,9 +96,10 @@ output "n" { value = terraform_data.x.output }
 					n++
 				}
 			case <-time.After(patience):
-				t.Fatalf("round %d: the journal has no %d entries", round, step)
+				t.Fatalf("%s: the journal has no %d entries", at, step)
 			}
 		}
+		<-time.After(late) // the moment is what is tried
 		if victim != "tofu" {
 			p.kill()
 		}
@@ -95,23 +109,27 @@ output "n" { value = terraform_data.x.output }
 		if victim != "tofu" {
 			p = w.startProcess()
 		}
-		w.await("u", fmt.Sprintf("healed in round %d, after %s was killed at entry %d of the journal", round, victim, step), func(tf *infra.Terraform) bool {
+		w.await("u", "healed; "+at, func(tf *infra.Terraform) bool {
 			return isReady(tf) && tf.Status.LastPlannedRevision == revision && tf.Status.RunningID == ""
 		})
 		s := w.state("u")
 		if s.Status.Lock != nil {
-			t.Errorf("round %d: the lock is held by %s", round, s.Status.Lock.Holder)
+			t.Errorf("%s: the lock is held by %s", at, s.Status.Lock.Holder)
 		}
-		if s.Status.Resources != 2 {
-			t.Errorf("round %d: the state has %d resources", round, s.Status.Resources)
+		if s.Status.Resources != 3 {
+			t.Errorf("%s: the state has %d resources", at, s.Status.Resources)
 		}
 		for i, v := range s.Status.Versions[1:] {
 			if newer := s.Status.Versions[i]; newer.Version != v.Version+1 || newer.Serial <= v.Serial {
-				t.Errorf("round %d: version %d (serial %d) follows %d (serial %d)", round, newer.Version, newer.Serial, v.Version, v.Serial)
+				t.Errorf("%s: version %d (serial %d) follows %d (serial %d)", at, newer.Version, newer.Serial, v.Version, v.Serial)
 			}
 		}
+		w.madeOnce(made, round+1, at)
 	}
 	w.output("out", "n", strconv.Itoa(killRounds(t)))
+	if got := w.events("u", infra.ReasonOrphaned); len(got) != 0 {
+		t.Errorf("orphaned: %q", got)
+	}
 	key, err := audit.ReadPublicKey(filepath.Join(w.cfg.DataDir, "keys", "audit.pub"))
 	if err != nil {
 		t.Fatal(err)
@@ -119,6 +137,29 @@ output "n" { value = terraform_data.x.output }
 	report, err := audit.Verify(w.ctx(), filepath.Join(w.cfg.DataDir, "audit"), key, audit.VerifyOptions{})
 	if err != nil || len(report.Findings) != 0 || report.Unfinished != 0 {
 		t.Errorf("the ledger: %v, %d intents without an outcome, findings %v", err, report.Unfinished, report.Findings)
+	}
+}
+
+// madeOnce fails when a resource was made again although the log of a run says that it was
+// complete: only one that was at work when the tool was killed is known to nobody.
+func (w *world) madeOnce(made string, number int, at string) {
+	w.t.Helper()
+	content, err := os.ReadFile(made)
+	must(w.t, err)
+	n := 0
+	for line := range strings.Lines(string(content)) {
+		if strings.TrimSpace(line) == strconv.Itoa(number) {
+			n++
+		}
+	}
+	complete := 0
+	for log := range strings.SplitSeq(w.runLog("u"), "\n-- ") {
+		if strings.Contains(log, fmt.Sprintf("echo %d >>", number)) && strings.Contains(log, "terraform_data.made: Creation complete") {
+			complete++
+		}
+	}
+	if n == 0 || n > 1 && complete > 1 {
+		w.t.Errorf("%s: made %d times, and complete %d times; the logs\n%s", at, n, complete, w.runLog("u"))
 	}
 }
 
