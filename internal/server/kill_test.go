@@ -48,16 +48,17 @@ func TestKilledAnywhereItHeals(t *testing.T) {
 		return fmt.Sprintf(`
 resource "terraform_data" "x" { input = %d }
 resource "terraform_data" "made" {
-  lifecycle { replace_triggered_by = [terraform_data.x] }
-  provisioner "local-exec" { command = "echo %d >> %s" }
+  for_each   = toset([for i in range(%d + 1) : tostring(i)])
+  depends_on = [terraform_data.x]
+  provisioner "local-exec" { command = "echo ${each.key} >> %s" }
 }
 resource "terraform_data" "slow" {
-  lifecycle { replace_triggered_by = [terraform_data.x] }
-  depends_on = [terraform_data.made]
+  triggers_replace = %d
+  depends_on       = [terraform_data.made]
   provisioner "local-exec" { command = "sleep 1" }
 }
 output "n" { value = terraform_data.x.output }
-`, n, n, made)
+`, n, n, made, n)
 	}
 	w := newWorld(t, map[string]string{"main.tf": module(0)}, func(c *config.Config) { c.WatchNamespaces = []string{"nobody"} })
 	w.stop()
@@ -154,7 +155,7 @@ func (w *world) madeOnce(made string, number int, at string) {
 	}
 	complete := 0
 	for log := range strings.SplitSeq(w.runLog("u"), "\n-- ") {
-		if strings.Contains(log, fmt.Sprintf("echo %d >>", number)) && strings.Contains(log, "terraform_data.made: Creation complete") {
+		if strings.Contains(log, fmt.Sprintf("terraform_data.made[\"%d\"]: Creation complete", number)) {
 			complete++
 		}
 	}
