@@ -119,12 +119,16 @@ func (k *Keeper) Record(ctx context.Context, r *v1alpha1.Run) error {
 func (k *Keeper) Loaded() <-chan struct{} { return k.loaded }
 
 // Keeps tells whether the Run of that name, of a unit in a namespace, is kept, so that what
-// belongs to it can be kept as long. Until it is known which Runs there are, it is.
+// belongs to it can be kept as long. Until it is known which Runs there are, it is, and so are
+// those of namespaces that are not looked at.
 func (k *Keeper) Keeps(namespace string, u v1alpha1.UnitReference, run string) bool {
 	select {
 	case <-k.loaded:
 	default:
 		return true
+	}
+	if len(k.opts.Namespaces) > 0 && !slices.Contains(k.opts.Namespaces, namespace) {
+		return true // another process's, or nobody's for now
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

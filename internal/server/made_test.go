@@ -163,3 +163,37 @@ resource "terraform_data" "slow" {
 		t.Errorf("the state: %+v", s.Status)
 	}
 }
+
+// A unit that is deleted after its apply was killed destroys what that has made.
+func TestKilledToolAndThenDeleted(t *testing.T) {
+	dir := t.TempDir()
+	made, pipe := filepath.Join(dir, "made"), filepath.Join(dir, "pipe")
+	must(t, syscall.Mkfifo(pipe, 0o600))
+	w := newWorld(t, map[string]string{"vars.tfvars": "v = 1\n", "main.tf": fmt.Sprintf(`
+variable "v" { type = number }
+resource "terraform_data" "first" {
+  for_each = toset(["a", "b"])
+  provisioner "local-exec" {
+    when    = destroy
+    command = "echo ${each.key} >> %s"
+  }
+}
+resource "terraform_data" "slow" {
+  depends_on = [terraform_data.first]
+  provisioner "local-exec" { command = "echo begun > %s; cat %s" }
+}
+output "v" { value = "${var.v} ${terraform_data.first["a"].id}" }
+`, made, pipe, pipe)})
+	w.unit("u", "approvePlan: \"\"\ndestroyResourcesOnDeletion: true\nretryInterval: 1s\ntfVarsFiles: [./vars.tfvars]")
+	id := w.awaitPending("u")
+	w.change("u", func(tf *infra.Terraform) { tf.Spec.ApprovePlan = id })
+	if _, err := os.ReadFile(pipe); err != nil {
+		t.Fatal(err)
+	}
+	killJournalled(t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
+	w.delete("u")
+	w.awaitGone("u")
+	if got := strings.Fields(content(t, made)); len(got) != 2 {
+		t.Errorf("destroyed were %q: both of those that were made was wanted", got)
+	}
+}

@@ -24,8 +24,9 @@ type Made struct {
 	Address string
 	// ID is the provider's, "" when the tool printed none.
 	ID string
-	// Replaced tells that the apply destroyed the one that was at the address before.
-	Replaced bool
+	// Replaced is the id of the one at the address that the apply destroyed before, "" for
+	// none, or if the tool printed none.
+	Replaced string
 }
 
 // ImportBlock is the block of a module that imports it. The error is of an address that is
@@ -39,9 +40,13 @@ func (m Made) ImportBlock() ([]byte, error) {
 	return fmt.Appendf(nil, "import {\n  to = %s\n  id = %s\n}\n", a, id), nil
 }
 
-// completion is how OpenTofu and Terraform say that a resource is done (views/hook_ui.go
-// of OpenTofu 1.12). What provisioners print has the address and their name before it.
-var completion = regexp.MustCompile(`^(\S.*): (Creation|Destruction) complete after [0-9hms.]+(?: \[(?:id=(.*)|[a-z]+=.*)\])?$`)
+// completion is how OpenTofu and Terraform say that a resource is done, and destroying that
+// one is begun with (views/hook_ui.go of OpenTofu 1.12). What provisioners print has the
+// address and their name before it.
+var (
+	completion = regexp.MustCompile(`^(\S.*): (Creation|Destruction) complete after [0-9hms.]+(?: \[(?:id=(.*)|[a-z]+=.*)\])?$`)
+	destroying = regexp.MustCompile(`^(\S.*): Destroying\.\.\. \[id=(.*)\]$`)
+)
 
 // applyOutput is what apply leaves of its standard output when it is killed, or when
 // Terrace is.
@@ -103,19 +108,27 @@ func linesOf(r io.Reader, failed *error) iter.Seq[string] {
 // that the state may not know of them.
 func MadeBy(lines iter.Seq[string]) []Made {
 	var order []string
-	made, destroyed := map[string]Made{}, map[string]bool{}
+	made, begun, gone := map[string]Made{}, map[string]string{}, map[string]string{}
 	for line := range lines {
+		if m := destroying.FindStringSubmatch(line); m != nil {
+			begun[m[1]] = m[2]
+			continue
+		}
 		m := completion.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		at, err := address.Parse(m[1])
 		switch {
-		case m == nil || !isAddress(m[1]):
+		case err != nil:
 		case m[2] == "Destruction":
-			delete(made, m[1])
-			destroyed[m[1]] = true
+			delete(made, at.String())
+			gone[at.String()] = begun[m[1]]
 		default:
-			if _, twice := made[m[1]]; !twice {
-				order = append(order, m[1])
+			if _, twice := made[at.String()]; !twice {
+				order = append(order, at.String())
 			}
-			made[m[1]] = Made{Address: m[1], ID: m[3], Replaced: destroyed[m[1]]}
+			made[at.String()] = Made{Address: at.String(), ID: m[3], Replaced: gone[at.String()]}
 		}
 	}
 	var out []Made
@@ -126,9 +139,4 @@ func MadeBy(lines iter.Seq[string]) []Made {
 		}
 	}
 	return out
-}
-
-func isAddress(text string) bool {
-	_, err := address.Parse(text)
-	return err == nil
 }

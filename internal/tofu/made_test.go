@@ -21,7 +21,7 @@ func TestMadeBy(t *testing.T) {
 		"Name":        {"a name is no id", "x.y: Creation complete after 0s [name=n]\n", []Made{{Address: "x.y"}}},
 		"InFlight":    {"what was begun is not known to be there", "x.y: Creating...\nx.y: Still creating... [10s elapsed]\n", nil},
 		"Changed":     {"what was there before is in the state", "x.y: Modifications complete after 0s [id=1]\n", nil},
-		"Replaced":    {"the one before is gone", "x.y: Destruction complete after 0s\nx.y: Creation complete after 0s [id=2]\n", []Made{{Address: "x.y", ID: "2", Replaced: true}}},
+		"Replaced":    {"the one before is gone", "x.y: Destroying... [id=1]\nx.y: Destruction complete after 0s\nx.y: Creation complete after 0s [id=2]\n", []Made{{Address: "x.y", ID: "2", Replaced: "1"}}},
 		"Deposed":     {"the one before goes after the new one has come", "x.y: Creation complete after 0s [id=2]\nx.y (deposed object 1234): Destruction complete after 0s\n", []Made{{Address: "x.y", ID: "2"}}},
 		"Destroyed":   {"what is gone again is not there", "x.y: Creation complete after 0s [id=2]\nx.y: Destruction complete after 0s\n", nil},
 		"Provisioner": {"a provisioner says what it likes", "x.y (local-exec): z.z: Creation complete after 0s [id=3]\n", nil},

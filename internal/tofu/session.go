@@ -159,7 +159,7 @@ func (s *Session) run(ctx context.Context, c command) (*result, error) {
 	}
 
 	res := &result{code: cmd.ProcessState.ExitCode()}
-	killed = res.code < 0
+	killed = res.code < 0 || res.code > 1 // a tool that crashes has a code that no error has
 	if res.code == 0 || slices.Contains(c.okCodes, res.code) {
 		// It may have finished although ctx was cancelled meanwhile: what is
 		// done is done, and told so.

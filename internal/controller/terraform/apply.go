@@ -59,7 +59,6 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 		return err
 	}
 	defer s.close()
-	a.recovered = s.recovered // what was not told of with the plan
 	if j.tf.Spec.RefreshBeforeApply && (needsValues(j.tf) || rec.Policy != nil) {
 		if err := s.stillTrue(ctx, rec); err != nil {
 			return err
@@ -113,7 +112,10 @@ func (c *Controller) stillApproved(ctx context.Context, j *job, rec infra.PlanRe
 // stillTrue looks at the world once more before a plan is applied that waited for
 // its approval, if the spec asks for it.
 func (s *session) stillTrue(ctx context.Context, rec infra.PlanRecord) error {
-	if err := s.writeImports(s.missing); err != nil {
+	if err := s.lookForMade(ctx); err != nil {
+		return err
+	}
+	if err := s.writeImports(s.missing()); err != nil {
 		return err
 	}
 	opts := planOptions(s.job.tf, s.prepared.Module, s.job.reach)
@@ -162,8 +164,11 @@ func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job, a *appl
 	if _, err := s.forceUnlock(ctx); err != nil {
 		return err
 	}
+	if err := s.lookForMade(ctx); err != nil {
+		return err
+	}
 	err = s.importMade(ctx)
-	a.recovered = s.recovered
+	a.recovered = s.recovered()
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -130,6 +131,7 @@ type Controller struct {
 	units           dependency.Units
 	objects         *dependency.Objects // set by Register
 	memory          *memory
+	madeLock        sync.Mutex // of the files of what killed applies have made
 }
 
 // New returns a Controller. It reads or makes the key of digests in Options.Dir.
@@ -189,7 +191,9 @@ type cycle struct {
 	done string
 	// newOutputs tells that a run has read outputs that are not in the Secret yet.
 	newOutputs bool
-	events     []pendingEvent
+	// orphans tells that the events tell of what cannot be imported.
+	orphans bool
+	events  []pendingEvent
 }
 
 type pendingEvent struct{ kind, reason, message string }
@@ -336,6 +340,12 @@ func (c *Controller) commit(ctx context.Context, cy *cycle, requeue time.Duratio
 		cy.done = ""
 	}
 	c.tell(cy)
+	if cy.orphans {
+		cy.orphans = false
+		if err := c.forgetOrphans(unitOf(cy.tf)); err != nil {
+			return ctrl.Result{}, fmt.Errorf("forget what was told of: %w", err)
+		}
+	}
 	if err := c.dropBlobs(ctx, before, cy.base); err != nil {
 		return ctrl.Result{}, err
 	}

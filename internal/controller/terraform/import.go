@@ -163,17 +163,7 @@ func (c *Controller) runImport(ctx context.Context, r *run.Run, j *job, i *impor
 	if err := r.Record(map[string]string{factImport: i.request}); err != nil {
 		return err
 	}
-	opts := tofu.ImportOptions{
-		Address: j.asked.Address, ID: j.asked.ID, LockTimeout: lockTimeout(j.tf),
-		VarFiles: planOptions(j.tf, s.prepared.Module, j.reach).VarFiles,
-	}
-	return c.recorded(ctx, r, entry, func() error {
-		err := s.again(ctx, "import", func() error { return s.Import(ctx, opts) })
-		if err != nil {
-			return s.rescue(ctx, err)
-		}
-		return nil
-	})
+	return s.importObject(ctx, j.asked.Address, j.asked.ID, entry)
 }
 
 // managed returns the id of what the state has at the address that is asked for, nil if it

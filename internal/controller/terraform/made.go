@@ -23,62 +23,68 @@ import (
 	"github.com/terrace-dev/terrace/internal/run"
 	"github.com/terrace-dev/terrace/internal/status"
 	"github.com/terrace-dev/terrace/internal/tofu"
+	"github.com/terrace-dev/terrace/internal/tofu/address"
 	"github.com/terrace-dev/terrace/internal/tofu/workdir"
 )
 
 // An apply writes its state every 20 seconds and at its end. One that is killed between
 // leaves resources that no state knows, and the next plan would make them a second time.
 // What it printed says which: that is kept before the run's directory is cleared, and the
-// unit's next plan imports them. It is kept until the state knows them.
+// unit's next plan imports them. It is kept until the state knows them, or until it was told
+// that they cannot be imported.
 
-// madeFile has, encrypted, what a killed apply of the unit has made.
+// madeFile has, encrypted, what killed applies of the unit have made.
 const madeFile = "made.sealed"
 
-func madePath(dir *workdir.Dir) string { return filepath.Join(dir.Path(), madeFile) }
+// made is a resource that a killed apply has made.
+type made struct {
+	tofu.Made
+	// Failed tells that an import of it has failed once: it is tried in two runs, because what
+	// is in the way may be gone by then.
+	Failed bool `json:",omitempty"`
+	// Why it is not imported, without secrets; it is kept until that was told.
+	Why string `json:",omitempty"`
+}
+
+// byKilled describes such a resource in texts.
+const byKilled = "which an apply has made that was killed"
+
+func (c *Controller) madePath(u run.Unit) string { return filepath.Join(c.unitDir(u), madeFile) }
 
 // keepMade keeps what killed applies have made. It is called before the directory is
-// scrubbed, when none of their processes lives.
+// scrubbed, when none of their processes lives, and does no harm when it is called again.
 func (c *Controller) keepMade(u run.Unit, dir *workdir.Dir) error {
-	made, err := tofu.MadeIn(dir.Tmp())
-	if err != nil || len(made) == 0 {
+	found, err := tofu.MadeIn(dir.Tmp())
+	if err != nil || len(found) == 0 {
 		return err
 	}
-	before, err := c.readMade(u, dir)
+	return c.changeMade(u, func(kept []made) []made {
+		for _, m := range found {
+			// Of what was made at an address the last counts.
+			kept = slices.DeleteFunc(kept, func(k made) bool { return k.Address == m.Address })
+			kept = append(kept, made{Made: m})
+		}
+		return kept
+	})
+}
+
+// changeMade replaces what is kept by what f makes of it.
+func (c *Controller) changeMade(u run.Unit, f func([]made) []made) error {
+	c.madeLock.Lock()
+	defer c.madeLock.Unlock()
+	kept, err := c.readMade(u)
 	if err != nil {
 		return err
 	}
-	return c.writeMade(u, dir, append(before, made...))
-}
-
-func (c *Controller) readMade(u run.Unit, dir *workdir.Dir) ([]tofu.Made, error) {
-	sealed, err := os.ReadFile(madePath(dir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	content, err := c.unseal(u, madeFile, sealed)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", madeFile, err)
-	}
-	var made []tofu.Made
-	if err := json.Unmarshal(content, &made); err != nil {
-		return nil, fmt.Errorf("%s: %w", madeFile, err)
-	}
-	return made, nil
-}
-
-// writeMade replaces what is kept; none removes it.
-func (c *Controller) writeMade(u run.Unit, dir *workdir.Dir, made []tofu.Made) error {
-	if len(made) == 0 {
-		err := os.Remove(madePath(dir))
+	kept = f(kept)
+	if len(kept) == 0 {
+		err := os.Remove(c.madePath(u))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return err
 	}
-	content, err := json.Marshal(made)
+	content, err := json.Marshal(kept)
 	if err != nil {
 		return err
 	}
@@ -86,27 +92,46 @@ func (c *Controller) writeMade(u run.Unit, dir *workdir.Dir, made []tofu.Made) e
 	if err != nil {
 		return err
 	}
-	return durable.Replace(madePath(dir), sealed)
+	return durable.Replace(c.madePath(u), sealed)
 }
 
-// recovery is what becomes of a resource that a killed apply has made, without secrets.
-type recovery struct {
-	address, id string
-	why         string // it is not imported; "" when it is
+// readMade returns what is kept. A file that the data directory's key does not open any more
+// is put aside: it must not hold the unit up for ever, and says so as one that is orphaned.
+func (c *Controller) readMade(u run.Unit) ([]made, error) {
+	sealed, err := os.ReadFile(c.madePath(u))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var kept []made
+	content, err := c.unseal(u, madeFile, sealed)
+	if err == nil {
+		err = json.Unmarshal(content, &kept)
+	}
+	if err == nil {
+		return kept, nil
+	}
+	aside := c.madePath(u) + ".unreadable"
+	if err := durable.Replace(aside, sealed); err != nil {
+		return nil, err
+	}
+	return []made{{Made: tofu.Made{Address: "something"}, Why: "the record of it, kept as " + filepath.Base(aside) + ", cannot be decrypted"}}, nil
 }
 
 // hasMade tells that something is to be recovered, for which the state has to be written.
 func (s *session) hasMade() bool {
-	_, err := os.Stat(madePath(s.dir))
+	_, err := os.Stat(s.c.madePath(s.job.unit))
 	return err == nil
 }
 
-// lookForMade finds out what a killed apply has made that the state does not know.
+// lookForMade finds out what killed applies have made that the state does not know.
 func (s *session) lookForMade(ctx context.Context) error {
 	if !s.hasMade() {
 		return nil
 	}
-	made, err := s.c.readMade(s.job.unit, s.dir)
+	kept, err := s.c.readMade(s.job.unit)
 	if err != nil {
 		return s.notRecovered(err)
 	}
@@ -116,51 +141,85 @@ func (s *session) lookForMade(ctx context.Context) error {
 		return s.notRecovered(err)
 	}
 	known := idsOf(st)
-	for _, m := range made {
+	for _, m := range kept {
 		id, there := known[m.Address]
 		switch {
+		case m.Why != "":
 		case there && (id == m.ID || m.ID == ""):
+			continue
 		case m.ID == "":
-			s.orphan(m, errors.New("the tool printed no id of it"))
-		case there && !m.Replaced:
-			s.orphan(m, errors.New("the state has the one before, which was to be destroyed after it"))
-		case there:
+			s.orphan(&m, "the tool printed no id of it")
+		case there && m.Replaced != "" && id == m.Replaced:
 			if err := s.forgetReplaced(ctx, m); err != nil {
 				return s.notRecovered(err)
 			}
-			s.missing = append(s.missing, m)
-		default:
-			s.missing = append(s.missing, m)
+		case there:
+			s.orphan(&m, "the state has another object there")
 		}
+		s.made = append(s.made, m)
 	}
-	return s.keepMissing()
+	return s.storeMade()
 }
 
 func (s *session) notRecovered(err error) error {
-	return status.Failf(infra.ReasonInitFailed, "look for what the apply has made that was killed: %w", err)
+	return status.Failf(infra.ReasonInitFailed, "look for what an apply has made that was killed: %w", err)
 }
 
-// keepMissing keeps what is still to be recovered, and not what was told of.
-func (s *session) keepMissing() error {
-	if err := s.c.writeMade(s.job.unit, s.dir, s.missing); err != nil {
+// storeMade keeps what is to be recovered, and what is to be told of.
+func (s *session) storeMade() error {
+	if err := s.c.changeMade(s.job.unit, func([]made) []made { return s.made }); err != nil {
 		return s.notRecovered(err)
 	}
 	return nil
 }
 
+// missing are the resources that are to be imported.
+func (s *session) missing() []*made {
+	var list []*made
+	for i := range s.made {
+		if s.made[i].Why == "" {
+			list = append(list, &s.made[i])
+		}
+	}
+	return list
+}
+
 // orphan notes a resource that has to be looked after by a person.
-func (s *session) orphan(m tofu.Made, why error) {
-	r := recovery{address: s.job.mask.String(m.Address), id: s.job.mask.String(m.ID), why: s.job.mask.String(why.Error())}
-	fmt.Fprintf(s.run.Output(run.Own), "terrace: %s (id %q), which an apply has made that was killed, is not imported: %s\n", r.address, r.id, r.why)
-	s.recovered = append(s.recovered, r)
+func (s *session) orphan(m *made, why string) {
+	m.Why = s.job.mask.String(why)
+	fmt.Fprintf(s.run.Output(run.Own), "terrace: %s (id %q), %s, is not imported: %s\n", m.Address, m.ID, byKilled, m.Why)
+}
+
+// failed notes that the imports of some failed: they are tried once more, in another run,
+// before they are orphaned. The error is of those that are to be tried again.
+func (s *session) failed(ms []*made, errs []error) error {
+	var again []error
+	for i, m := range ms {
+		if _, locked := errors.AsType[*tofu.LockError](errs[i]); locked {
+			return errs[i]
+		}
+		if m.Failed {
+			s.orphan(m, errs[i].Error())
+			continue
+		}
+		m.Failed = true
+		again = append(again, fmt.Errorf("import %s, %s: %w", m.Address, byKilled, errs[i]))
+	}
+	if err := s.storeMade(); err != nil {
+		return err
+	}
+	if len(again) > 0 {
+		return status.Failf(infra.ReasonInitFailed, "%w; it is tried once more", errors.Join(again...))
+	}
+	return nil
 }
 
 // forgetReplaced takes the resource out of the state that the killed apply has destroyed
 // before it made the one that is missing.
-func (s *session) forgetReplaced(ctx context.Context, m tofu.Made) error {
+func (s *session) forgetReplaced(ctx context.Context, m made) error {
 	entry := audit.Entry{
-		Actor: audit.Itself, Action: "state-rm", Unit: s.job.unit.String(), Revision: s.job.revision,
-		Detail: s.job.mask.String(m.Address) + ", which an apply has replaced that was killed",
+		Actor: audit.Itself, Action: audit.StateWrite, Unit: s.job.unit.String(), Revision: s.job.revision,
+		Detail: "state rm of what was replaced by " + s.job.mask.String(m.Address) + ", " + byKilled,
 	}
 	return s.c.recorded(ctx, s.run, entry, func() error {
 		return s.StateRm(ctx, m.Address, tofu.StateRmOptions{LockTimeout: lockTimeout(s.job.tf)})
@@ -170,51 +229,67 @@ func (s *session) forgetReplaced(ctx context.Context, m tofu.Made) error {
 // planImports makes the plan that comes import what is missing, so that people see it there.
 // What cannot be imported is found by trying.
 func (s *session) planImports(ctx context.Context, opts tofu.PlanOptions) error {
-	if len(s.missing) == 0 {
+	missing := s.missing()
+	if len(missing) == 0 {
 		return nil
 	}
 	opts.Out, opts.JSONInto = filepath.Join(s.Tmp, "tried"), ""
-	try := func(made []tofu.Made, targets ...string) error {
-		if err := s.writeImports(made); err != nil {
+	try := func(ms []*made, only bool) error {
+		if err := s.writeImports(ms); err != nil {
 			return err
 		}
 		o := opts
-		o.Targets = append(slices.Clip(o.Targets), targets...)
+		if only {
+			o.Targets = slices.Clone(o.Targets)
+			for _, m := range ms {
+				o.Targets = append(o.Targets, m.Address)
+			}
+		}
+		s.run.Step("recover", initTimeout)
 		_, err := s.Plan(ctx, o)
+		return err
+	}
+	err := try(missing, false)
+	if err != nil && context.Cause(ctx) == nil {
+		if err := try(nil, false); err != nil {
+			return err // it is not for the imports that it fails
+		}
+		bad, errs := culprits(missing, func(ms []*made) error { return try(ms, true) })
 		if cause := context.Cause(ctx); cause != nil {
 			return cause
 		}
+		if len(bad) > 0 {
+			err = s.failed(bad, errs)
+		}
+	}
+	if err != nil {
 		return err
 	}
-	if err := try(s.missing); err != nil {
-		if err := try(nil); err != nil {
-			return err // it is not for the imports that it fails
-		}
-		var good []tofu.Made
-		for _, m := range s.missing {
-			if err := try([]tofu.Made{m}, m.Address); err != nil {
-				s.orphan(m, err)
-				continue
-			}
-			good = append(good, m)
-		}
-		s.missing = good
-		if err := s.keepMissing(); err != nil {
-			return err
-		}
+	return s.writeImports(s.missing())
+}
+
+// culprits finds those for which try fails, by halves.
+func culprits(ms []*made, try func([]*made) error) (bad []*made, errs []error) {
+	err := try(ms)
+	if err == nil {
+		return nil, nil
 	}
-	for _, m := range s.missing {
-		s.recovered = append(s.recovered, recovery{address: s.job.mask.String(m.Address), id: s.job.mask.String(m.ID)})
+	if len(ms) == 1 {
+		return ms, []error{err}
 	}
-	return s.writeImports(s.missing)
+	for _, half := range [][]*made{ms[:len(ms)/2], ms[len(ms)/2:]} {
+		b, e := culprits(half, try)
+		bad, errs = append(bad, b...), append(errs, e...)
+	}
+	return bad, errs
 }
 
 // importsFile has import blocks in the module's directory.
 const importsFile = "terrace_recovered.tf"
 
-func (s *session) writeImports(made []tofu.Made) error {
+func (s *session) writeImports(ms []*made) error {
 	var hcl []byte
-	for _, m := range made {
+	for _, m := range ms {
 		block, err := m.ImportBlock()
 		if err != nil {
 			return err
@@ -228,42 +303,44 @@ func (s *session) writeImports(made []tofu.Made) error {
 // look at import blocks. One import may need what another brings, so all are tried again
 // as long as one succeeds.
 func (s *session) importMade(ctx context.Context) error {
-	for len(s.missing) > 0 {
-		var left []tofu.Made
+	for left := s.missing(); len(left) > 0; {
+		var next []*made
 		var errs []error
-		for _, m := range s.missing {
-			err := s.importOne(ctx, m)
+		for _, m := range left {
+			err := s.importObject(ctx, m.Address, m.ID, audit.Entry{Actor: audit.Itself, Detail: s.job.mask.String(m.Address) + ", " + byKilled})
 			if cause := context.Cause(ctx); cause != nil {
 				return cause
 			}
 			if err != nil {
-				left, errs = append(left, m), append(errs, err)
-				continue
+				next, errs = append(next, m), append(errs, err)
 			}
-			s.recovered = append(s.recovered, recovery{address: s.job.mask.String(m.Address), id: s.job.mask.String(m.ID)})
 		}
-		if len(left) == len(s.missing) {
-			for i, m := range left {
-				s.orphan(m, errs[i])
-			}
-			left = nil
+		if len(next) == len(left) {
+			return s.failed(next, errs)
 		}
-		s.missing = left
+		left = next
 	}
-	return s.keepMissing()
+	return nil
 }
 
-func (s *session) importOne(ctx context.Context, m tofu.Made) error {
-	entry := audit.Entry{
-		Actor: audit.Itself, Action: audit.Import, Unit: s.job.unit.String(), Revision: s.job.revision,
-		Detail: s.job.mask.String(m.Address) + ", which an apply has made that was killed",
+// importObject takes an object into the state, and records who did so.
+func (s *session) importObject(ctx context.Context, at, id string, e audit.Entry) error {
+	e.Action, e.Unit, e.Revision = audit.Import, s.job.unit.String(), s.job.revision
+	opts := tofu.ImportOptions{
+		Address: at, ID: id, LockTimeout: lockTimeout(s.job.tf),
+		VarFiles: planOptions(s.job.tf, s.prepared.Module, s.job.reach).VarFiles,
 	}
-	return s.c.recorded(ctx, s.run, entry, func() error {
-		return s.Import(ctx, tofu.ImportOptions{Address: m.Address, ID: m.ID, LockTimeout: lockTimeout(s.job.tf)})
+	return s.c.recorded(ctx, s.run, e, func() error {
+		err := s.again(ctx, "import", func() error { return s.Import(ctx, opts) })
+		if err != nil {
+			return s.rescue(ctx, err)
+		}
+		return nil
 	})
 }
 
-// idsOf are the ids of the resources of a state, by their addresses.
+// idsOf are the ids of the resources of a state, by their addresses as package address
+// writes them.
 func idsOf(st *tfjson.State) map[string]string {
 	ids := map[string]string{}
 	if st == nil || st.Values == nil {
@@ -276,8 +353,8 @@ func idsOf(st *tfjson.State) map[string]string {
 		}
 		for _, r := range m.Resources {
 			id, _ := r.AttributeValues["id"].(string)
-			if r.DeposedKey == "" {
-				ids[r.Address] = id
+			if at, err := address.Parse(r.Address); err == nil && r.DeposedKey == "" {
+				ids[at.String()] = id
 			}
 		}
 		for _, child := range m.ChildModules {
@@ -288,7 +365,22 @@ func idsOf(st *tfjson.State) map[string]string {
 	return ids
 }
 
-// tellRecovered makes events of what becomes of what a killed apply has made.
+// recovery is what becomes of a resource that a killed apply has made, without secrets.
+type recovery struct {
+	address, id string
+	why         string // it is not imported; "" when it is
+}
+
+// recovered are what is to be told of when the run has ended.
+func (s *session) recovered() []recovery {
+	var out []recovery
+	for _, m := range s.made {
+		out = append(out, recovery{s.job.mask.String(m.Address), s.job.mask.String(m.ID), m.Why})
+	}
+	return out
+}
+
+// tellRecovered makes events of what becomes of what killed applies have made.
 func tellRecovered(cy *cycle, recovered []recovery) {
 	var taken []string
 	for _, r := range recovered {
@@ -296,11 +388,18 @@ func tellRecovered(cy *cycle, recovered []recovery) {
 			taken = append(taken, r.address)
 			continue
 		}
+		cy.orphans = true
 		cy.event(corev1.EventTypeWarning, infra.ReasonOrphaned, fmt.Sprintf(
-			"an apply that was killed has made %s (id %q), which the state does not know and which is not imported: %s; if it is of no use, remove it by hand",
-			r.address, r.id, r.why))
+			"%s (id %q), %s, is not in the state and not imported: %s; if it is of no use, remove it by hand", r.address, r.id, byKilled, r.why))
 	}
 	if len(taken) > 0 {
-		cy.event(corev1.EventTypeNormal, infra.ReasonRecovered, "an apply that was killed has made what the state does not know; it is imported: "+strings.Join(taken, ", "))
+		cy.event(corev1.EventTypeNormal, infra.ReasonRecovered, "the plan imports "+strings.Join(taken, ", ")+", "+byKilled)
 	}
+}
+
+// forgetOrphans forgets what was told of.
+func (c *Controller) forgetOrphans(u run.Unit) error {
+	return c.changeMade(u, func(kept []made) []made {
+		return slices.DeleteFunc(kept, func(m made) bool { return m.Why != "" })
+	})
 }

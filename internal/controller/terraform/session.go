@@ -50,10 +50,8 @@ type session struct {
 	capture  *capture
 	// note tells a person what was decided about the backend.
 	note string
-	// missing has been made by an apply that was killed, and the state does not know it;
-	// recovered is what becomes of it.
-	missing   []tofu.Made
-	recovered []recovery
+	// made is what killed applies have made and the state does not know.
+	made []made
 	// cloud tells that a cloud block takes the place of a backend.
 	cloud bool
 	// learnt is the digest of the state whose secrets were learnt last.
@@ -88,6 +86,10 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	defer release()
 	if s.dir, err = workdir.OpenDir(c.unitDir(j.unit)); err != nil {
 		return nil, status.Fail(infra.ReasonNewFailed, err)
+	}
+	// Before anything is cleared; a run before may have had no room for it.
+	if err := c.keepMade(j.unit, s.dir); err != nil {
+		return nil, s.notRecovered(err)
 	}
 	s.showBackend()
 	if err := s.checkProviders(ctx, tree); err != nil {
@@ -148,10 +150,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	if err := s.init(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.pushErroredState(ctx); err != nil {
-		return nil, err
-	}
-	return s, s.lookForMade(ctx)
+	return s, s.pushErroredState(ctx)
 }
 
 // close takes the run's door to the state away and removes what may hold secrets.
@@ -162,11 +161,12 @@ func (s *session) close() {
 		s.door.close()
 	}
 	if s.dir != nil {
-		if err := s.c.keepMade(s.job.unit, s.dir); err != nil {
-			fmt.Fprintf(s.run.Output(run.Own), "terrace: what the apply that was killed has made is not known to the next run: %v\n", err)
-		}
 		s.hideBackend()
-		_ = s.dir.Scrub()
+		if err := s.c.keepMade(s.job.unit, s.dir); err == nil {
+			_ = s.dir.Scrub()
+		} else {
+			fmt.Fprintf(s.run.Output(run.Own), "terrace: what an apply has made that was killed is left in the run's directory for the next run: %v\n", err)
+		}
 		_ = s.dir.Close()
 	}
 }

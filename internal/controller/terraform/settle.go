@@ -59,7 +59,7 @@ func (c *Controller) settle(ctx context.Context, cy *cycle) (status.Result, erro
 // The next reconcile begins anew with it.
 func unrecord(cy *cycle) {
 	cy.base.DeepCopyInto(cy.tf)
-	cy.done, cy.newOutputs, cy.events = "", false, nil
+	cy.done, cy.newOutputs, cy.orphans, cy.events = "", false, false, nil
 }
 
 func (c *Controller) recordEnd(ctx context.Context, cy *cycle, st run.State) (status.Result, error) {
