@@ -192,7 +192,7 @@ func ownerOf(managers []metav1.ManagedFieldsEntry, path ...string) *metav1.Manag
 // which a field is named by "f:" and its name.
 func owns(m *metav1.ManagedFieldsEntry, path []string) bool {
 	var at map[string]json.RawMessage
-	if m.FieldsV1 == nil || json.Unmarshal(m.FieldsV1.Raw, &at) != nil {
+	if m.FieldsV1 == nil || json.Unmarshal(m.FieldsV1.GetRawBytes(), &at) != nil {
 		return false
 	}
 	for i, name := range path {

@@ -119,7 +119,7 @@ func at(second int) *metav1.Time {
 }
 
 func managed(manager, fields string, second int) metav1.ManagedFieldsEntry {
-	return metav1.ManagedFieldsEntry{Manager: manager, Time: at(second), FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+	return metav1.ManagedFieldsEntry{Manager: manager, Time: at(second), FieldsV1: metav1.NewFieldsV1(fields)}
 }
 
 const (
@@ -346,7 +346,7 @@ func TestWhoSuspended(t *testing.T) {
 		"ResumedByGit": {"A commit took the field away: what its Kustomization owns has changed since.", false, nil, []metav1.ManagedFieldsEntry{managed("kustomize-controller", ownsPath, 21)}, "resume by git:Alice: spec.suspend is as Kustomization/flux-system/fleet applies it at main@sha1:b2"},
 		"ResumedByHand": {"Nothing is left of who took the field away.", false, nil, []metav1.ManagedFieldsEntry{managed("kustomize-controller", ownsPath, 12)},
 			"resume by kubernetes:unknown: " + nothing},
-		"Status": {"Who writes the status has not suspended it.", true, nil, []metav1.ManagedFieldsEntry{{Manager: "x", Subresource: "status", Time: at(12), FieldsV1: &metav1.FieldsV1{Raw: []byte(ownsSuspend)}}},
+		"Status": {"Who writes the status has not suspended it.", true, nil, []metav1.ManagedFieldsEntry{{Manager: "x", Subresource: "status", Time: at(12), FieldsV1: metav1.NewFieldsV1(ownsSuspend)}},
 			"suspend by kubernetes:unknown: " + nothing},
 	} {
 		t.Run(name, func(t *testing.T) {
