@@ -75,6 +75,9 @@ func (c *Controller) runApply(ctx context.Context, r *run.Run, j *job, rec infra
 		err := s.again(ctx, "apply", func() error {
 			return s.Apply(ctx, tofu.ApplyOptions{Plan: file, Parallelism: int(j.tf.Spec.Parallelism), LockTimeout: lockTimeout(j.tf)})
 		})
+		if merr := c.importsApplied(j.unit, err); merr != nil {
+			fmt.Fprintf(r.Output(run.Own), "terrace: note that what a killed apply has made is imported: %v\n", merr)
+		}
 		if err != nil {
 			return s.rescue(ctx, err)
 		}

@@ -42,6 +42,9 @@ type made struct {
 	// Failed tells that an import of it has failed once: it is tried in two runs, because what
 	// is in the way may be gone by then.
 	Failed bool `json:",omitempty"`
+	// Applied tells that a plan that imports it was applied, and the tool ended by itself: what
+	// the state has at the address by now came after it.
+	Applied bool `json:",omitempty"`
 	// Why it is not imported, without secrets; it is kept until that was told.
 	Why string `json:",omitempty"`
 }
@@ -145,7 +148,7 @@ func (s *session) lookForMade(ctx context.Context) error {
 		id, there := known[m.Address]
 		switch {
 		case m.Why != "":
-		case there && (id == m.ID || m.ID == ""):
+		case there && (id == m.ID || m.ID == "" || m.Applied):
 			continue
 		case m.ID == "":
 			s.orphan(&m, "the tool printed no id of it")
@@ -395,6 +398,21 @@ func tellRecovered(cy *cycle, recovered []recovery) {
 	if len(taken) > 0 {
 		cy.event(corev1.EventTypeNormal, infra.ReasonRecovered, "the plan imports "+strings.Join(taken, ", ")+", "+byKilled)
 	}
+}
+
+// importsApplied notes that a plan with the imports was applied: err is nil, or how the tool
+// ended. One that was killed says by its output what it has made.
+func (c *Controller) importsApplied(u run.Unit, err error) error {
+	exit, _ := errors.AsType[*tofu.ExitError](err)
+	if err != nil && (exit == nil || exit.Code != 1) {
+		return nil
+	}
+	return c.changeMade(u, func(kept []made) []made {
+		for i := range kept {
+			kept[i].Applied = true
+		}
+		return kept
+	})
 }
 
 // forgetOrphans forgets what was told of.
