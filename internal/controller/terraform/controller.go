@@ -217,12 +217,6 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return c.finalize(ctx, cy)
 	}
 	if tf.Spec.Suspend {
-		if c.refuseImport(cy) { // kept until it is resumed, it would surprise people then
-			if err := c.settleSuspension(ctx, tf); err != nil {
-				return ctrl.Result{}, err
-			}
-			return c.commit(ctx, cy, 0, nil)
-		}
 		return c.rest(ctx, cy)
 	}
 	// The finalizer is on the object before anything outside can exist because of it:
@@ -243,13 +237,11 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // rest is the reconcile of a unit that is suspended: nothing but that is written of it.
 func (c *Controller) rest(ctx context.Context, cy *cycle) (ctrl.Result, error) {
+	c.refuseImport(cy) // kept until it is resumed, it would surprise people then
 	if err := c.settleSuspension(ctx, cy.tf); err != nil {
 		return ctrl.Result{}, err
 	}
-	if _, err := c.writer.Patch(ctx, cy.base, cy.tf); err != nil {
-		return status.RetryConflict(err)
-	}
-	return ctrl.Result{}, nil
+	return c.commit(ctx, cy, 0, nil)
 }
 
 // settleSuspension records that the unit was suspended or resumed, if it was.
