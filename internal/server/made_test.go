@@ -33,20 +33,45 @@ output "id" { value = terraform_data.first["b c"].id }
 `, made, pipe, pipe)
 }
 
+// kills are what is killed of a Terrace that is a process.
+var kills = map[string]func(*world, *process) *process{
+	"Tofu": func(w *world, p *process) *process {
+		w.killTool()
+		return p
+	},
+	"Both": func(w *world, p *process) *process {
+		p.kill()
+		w.killTool()
+		return w.startProcess()
+	},
+}
+
+func (w *world) killTool() {
+	w.t.Helper()
+	killJournalled(w.t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
+}
+
+// begun returns when a provisioner has written to the pipe.
+func begun(t *testing.T, pipe string) {
+	t.Helper()
+	if _, err := os.ReadFile(pipe); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// releaseNext lets the next apply go on that says that it has begun.
+func releaseNext(t *testing.T, pipe string) {
+	go func() {
+		if _, err := os.ReadFile(pipe); err == nil {
+			release(t, pipe)
+		}
+	}()
+}
+
 // The tool writes its state every 20 seconds and at its end. What it has made when it is
 // killed before is not made a second time.
 func TestKilledToolMakesNothingTwice(t *testing.T) {
-	for name, kill := range map[string]func(w *world, p *process) *process{
-		"Tofu": func(w *world, p *process) *process {
-			killJournalled(w.t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
-			return p
-		},
-		"Both": func(w *world, p *process) *process {
-			p.kill()
-			killJournalled(w.t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
-			return w.startProcess()
-		},
-	} {
+	for name, kill := range kills {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			made, pipe := filepath.Join(dir, "made"), filepath.Join(dir, "pipe")
@@ -54,16 +79,10 @@ func TestKilledToolMakesNothingTwice(t *testing.T) {
 			w.stop() // this test needs only the repository and the namespace
 			p := w.startProcess()
 			w.unit("u", "approvePlan: auto\nretryInterval: 1s\nwriteOutputsToSecret: {name: out}")
-			if _, err := os.ReadFile(pipe); err != nil { // returns when the provisioner writes
-				t.Fatal(err)
-			}
+			begun(t, pipe)
 			kill(w, p)
 			w.awaitEvent("u", infra.ReasonRecovered)
-			go func() { // the second apply says that it has begun, and is let go
-				if _, err := os.ReadFile(pipe); err == nil {
-					release(t, pipe)
-				}
-			}()
+			releaseNext(t, pipe)
 			w.awaitReady("u")
 			w.secret("out", nil)
 			content, err := os.ReadFile(made)
@@ -104,16 +123,10 @@ output "id" { value = terraform_data.again.id }
 	w.awaitReady("u")
 	before := string(w.secret("out", nil).Data["id"])
 	w.commit(map[string]string{"main.tf": module(1)})
-	if _, err := os.ReadFile(pipe); err != nil {
-		t.Fatal(err)
-	}
-	killJournalled(t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
+	begun(t, pipe)
+	w.killTool()
 	w.awaitEvent("u", infra.ReasonRecovered)
-	go func() {
-		if _, err := os.ReadFile(pipe); err == nil {
-			release(t, pipe)
-		}
-	}()
+	releaseNext(t, pipe)
 	w.secret("out", func(data map[string][]byte) bool { return string(data["id"]) != before })
 	w.awaitReady("u")
 	if got := w.events("u", infra.ReasonRecovered); len(got) != 1 || !strings.Contains(got[0], "terraform_data.again") {
@@ -145,16 +158,10 @@ resource "terraform_data" "slow" {
 }
 `, file, pipe, pipe)}, withMirror(t))
 	w.unit("u", "approvePlan: auto\nretryInterval: 1s")
-	if _, err := os.ReadFile(pipe); err != nil {
-		t.Fatal(err)
-	}
-	killJournalled(t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
+	begun(t, pipe)
+	w.killTool()
 	w.awaitEvent("u", infra.ReasonOrphaned)
-	go func() {
-		if _, err := os.ReadFile(pipe); err == nil {
-			release(t, pipe)
-		}
-	}()
+	releaseNext(t, pipe)
 	w.awaitReady("u")
 	if got := w.events("u", infra.ReasonOrphaned); len(got) != 1 || !strings.Contains(got[0], `local_file.f (id "`) {
 		t.Errorf("the events: %q", got)
@@ -164,36 +171,46 @@ resource "terraform_data" "slow" {
 	}
 }
 
-// A unit that is deleted after its apply was killed destroys what that has made.
+// A unit that is deleted after its apply was killed destroys what that has made, once.
 func TestKilledToolAndThenDeleted(t *testing.T) {
-	dir := t.TempDir()
-	made, pipe := filepath.Join(dir, "made"), filepath.Join(dir, "pipe")
-	must(t, syscall.Mkfifo(pipe, 0o600))
-	w := newWorld(t, map[string]string{"vars.tfvars": "v = 1\n", "main.tf": fmt.Sprintf(`
+	for name, kill := range kills {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			made, failed, pipe := filepath.Join(dir, "made"), filepath.Join(dir, "failed"), filepath.Join(dir, "pipe")
+			must(t, syscall.Mkfifo(pipe, 0o600))
+			w := newWorld(t, map[string]string{"vars.tfvars": "v = 1\n", "main.tf": fmt.Sprintf(`
 variable "v" { type = number }
 resource "terraform_data" "first" {
   for_each = toset(["a", "b"])
   provisioner "local-exec" {
     when    = destroy
-    command = "echo ${each.key} >> %s"
+    command = "if [ ${each.key} = b ] && [ ! -e %s ]; then touch %s; exit 1; fi; echo ${each.key} >> %s"
   }
 }
 resource "terraform_data" "slow" {
   depends_on = [terraform_data.first]
   provisioner "local-exec" { command = "echo begun > %s; cat %s" }
 }
-output "v" { value = "${var.v} ${terraform_data.first["a"].id}" }
-`, made, pipe, pipe)})
-	w.unit("u", "approvePlan: \"\"\ndestroyResourcesOnDeletion: true\nretryInterval: 1s\ntfVarsFiles: [./vars.tfvars]")
-	id := w.awaitPending("u")
-	w.change("u", func(tf *infra.Terraform) { tf.Spec.ApprovePlan = id })
-	if _, err := os.ReadFile(pipe); err != nil {
-		t.Fatal(err)
-	}
-	killJournalled(t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
-	w.delete("u")
-	w.awaitGone("u")
-	if got := strings.Fields(content(t, made)); len(got) != 2 {
-		t.Errorf("destroyed were %q: both of those that were made was wanted", got)
+output "v" { value = var.v }
+`, failed, failed, made, pipe, pipe)}, func(c *config.Config) { c.WatchNamespaces = []string{"nobody"} })
+			w.stop()
+			p := w.startProcess()
+			w.unit("u", "approvePlan: \"\"\ndestroyResourcesOnDeletion: true\nretryInterval: 1s\ntfVarsFiles: [./vars.tfvars]")
+			id := w.awaitPending("u")
+			w.change("u", func(tf *infra.Terraform) { tf.Spec.ApprovePlan = id })
+			begun(t, pipe)
+			kill(w, p)
+			w.await("u", "waiting with another plan", func(tf *infra.Terraform) bool {
+				return tf.Status.Plan.Pending != "" && tf.Status.Plan.Pending != id && tf.Status.RunningID == ""
+			})
+			w.delete("u")
+			w.awaitGone("u")
+			if got := strings.Fields(content(t, made)); len(got) != 2 {
+				t.Errorf("destroyed were %q: both of those that were made was wanted, once", got)
+			}
+			if content(t, failed) != "" || w.spawned("import") != 2 {
+				t.Errorf("%d imports, of two; the destroy of one was to fail once", w.spawned("import"))
+			}
+		})
 	}
 }

@@ -167,16 +167,11 @@ func (c *Controller) runDestroy(ctx context.Context, r *run.Run, j *job, a *appl
 	if _, err := s.forceUnlock(ctx); err != nil {
 		return err
 	}
-	if err := s.lookForMade(ctx); err != nil {
-		return err
-	}
-	err = s.importMade(ctx)
-	a.recovered = s.recovered()
-	if err != nil {
-		return err
-	}
 	opts := planOptions(j.tf, s.prepared.Module, j.reach)
 	opts.Destroy = true
+	if a.recovered, err = s.recoverMade(ctx, opts); err != nil {
+		return err
+	}
 	opts.Out = filepath.Join(s.Tmp, "tfplan")
 	var changed bool
 	err = s.again(ctx, "plan", func() (err error) {

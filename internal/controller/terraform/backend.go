@@ -75,6 +75,11 @@ func (c *Controller) scrub(u run.Unit) error {
 	if content, err := os.ReadFile(plain); err == nil {
 		c.sealBackend(u, dir, content) // what is secret in it only the run knew
 	}
+	return c.clear(u, dir)
+}
+
+// clear removes what may hold secrets, once what is only there is kept.
+func (c *Controller) clear(u run.Unit, dir *workdir.Dir) error {
 	if err := c.keepMade(u, dir); err != nil {
 		return fmt.Errorf("keep what an apply has made that was killed: %w", err)
 	}

@@ -266,6 +266,9 @@ func neverApplied(tf *infra.Terraform) bool {
 func (c *Controller) nothingWritten(ctx context.Context, cy *cycle) (bool, error) {
 	tf := cy.tf
 	st := &tf.Status
+	if c.hasMade(unitOf(tf)) {
+		return false, nil // an apply was killed, and what the status said of it was taken back
+	}
 	if st.LastAppliedRevision != "" || st.RunningID != "" || st.LastImport != nil || apimeta.FindStatusCondition(st.Conditions, infra.ConditionApply) != nil {
 		return false, nil
 	}

@@ -169,8 +169,22 @@ func (c *Controller) runImport(ctx context.Context, r *run.Run, j *job, i *impor
 // managed returns the id of what the state has at the address that is asked for, nil if it
 // has nothing there, or nobody can tell.
 func (s *session) managed(ctx context.Context) (id *string, err error) {
+	st, err := s.state(ctx)
+	if err != nil {
+		return nil, err
+	}
+	want, err := address.Parse(s.job.asked.Address)
+	if err != nil || st == nil {
+		return nil, err
+	}
+	return st.at(want), nil
+}
+
+// state reads the state, empty if there is none; nil if it is of a format that is not known.
+// What it marks as sensitive is masked from then on.
+func (s *session) state(ctx context.Context) (*stateFile, error) {
 	var payload []byte
-	err = s.again(ctx, "read state", func() (err error) {
+	err := s.again(ctx, "read state", func() (err error) {
 		payload, err = s.StatePull(ctx)
 		return err
 	})
@@ -178,14 +192,11 @@ func (s *session) managed(ctx context.Context) (id *string, err error) {
 		return nil, fmt.Errorf("look at the state: %w", err)
 	}
 	s.learnState(payload)
-	want, err := address.Parse(s.job.asked.Address)
-	if err != nil {
-		return nil, err
+	if len(payload) == 0 {
+		return &stateFile{}, nil
 	}
-	if st, ok := parseState(payload); ok {
-		return st.at(want), nil
-	}
-	return nil, nil
+	st, _ := parseState(payload)
+	return st, nil
 }
 
 // at returns the id of the object at an address, empty if that is no text; nil if there is

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	tfjson "github.com/hashicorp/terraform-json"
 	corev1 "k8s.io/api/core/v1"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -47,6 +46,8 @@ type made struct {
 	Applied bool `json:",omitempty"`
 	// Why it is not imported, without secrets; it is kept until that was told.
 	Why string `json:",omitempty"`
+
+	imported bool // at once: the state knows it, and it is not kept
 }
 
 // byKilled describes such a resource in texts.
@@ -124,39 +125,59 @@ func (c *Controller) readMade(u run.Unit) ([]made, error) {
 }
 
 // hasMade tells that something is to be recovered, for which the state has to be written.
-func (s *session) hasMade() bool {
-	_, err := os.Stat(s.c.madePath(s.job.unit))
+func (c *Controller) hasMade(u run.Unit) bool {
+	_, err := os.Stat(c.madePath(u))
 	return err == nil
+}
+
+// recoverMade has what killed applies have made imported: by the plan that comes, or at once
+// if that is to destroy all. It returns what is to be told of it.
+func (s *session) recoverMade(ctx context.Context, opts tofu.PlanOptions) ([]recovery, error) {
+	if err := s.lookForMade(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	if opts.Destroy {
+		err = s.importMade(ctx)
+	} else {
+		err = s.planImports(ctx, opts)
+	}
+	return s.recovered(), err
 }
 
 // lookForMade finds out what killed applies have made that the state does not know.
 func (s *session) lookForMade(ctx context.Context) error {
-	if !s.hasMade() {
+	if !s.c.hasMade(s.job.unit) {
 		return nil
 	}
 	kept, err := s.c.readMade(s.job.unit)
 	if err != nil {
 		return s.notRecovered(err)
 	}
-	s.run.Step("recover", initTimeout)
-	st, err := s.ShowState(ctx)
+	st, err := s.state(ctx)
+	if err == nil && st == nil {
+		err = errors.New("the state is of a format that is not known")
+	}
 	if err != nil {
 		return s.notRecovered(err)
 	}
-	known := idsOf(st)
+	s.run.Step("recover", initTimeout)
 	for _, m := range kept {
-		id, there := known[m.Address]
+		at, err := address.Parse(m.Address)
+		id := st.at(at)
 		switch {
 		case m.Why != "":
-		case there && (id == m.ID || m.ID == "" || m.Applied):
+		case err != nil:
+			s.orphan(&m, err.Error())
+		case id != nil && (*id == m.ID || m.ID == "" || m.Applied):
 			continue
 		case m.ID == "":
 			s.orphan(&m, "the tool printed no id of it")
-		case there && m.Replaced != "" && id == m.Replaced:
+		case id != nil && m.Replaced != "" && *id == m.Replaced:
 			if err := s.forgetReplaced(ctx, m); err != nil {
 				return s.notRecovered(err)
 			}
-		case there:
+		case id != nil:
 			s.orphan(&m, "the state has another object there")
 		}
 		s.made = append(s.made, m)
@@ -170,7 +191,8 @@ func (s *session) notRecovered(err error) error {
 
 // storeMade keeps what is to be recovered, and what is to be told of.
 func (s *session) storeMade() error {
-	if err := s.c.changeMade(s.job.unit, func([]made) []made { return s.made }); err != nil {
+	left := slices.DeleteFunc(slices.Clone(s.made), func(m made) bool { return m.imported })
+	if err := s.c.changeMade(s.job.unit, func([]made) []made { return left }); err != nil {
 		return s.notRecovered(err)
 	}
 	return nil
@@ -314,14 +336,16 @@ func (s *session) importMade(ctx context.Context) error {
 			if cause := context.Cause(ctx); cause != nil {
 				return cause
 			}
-			if err != nil {
+			if m.imported = err == nil; !m.imported {
 				next, errs = append(next, m), append(errs, err)
 			}
 		}
 		if len(next) == len(left) {
 			return s.failed(next, errs)
 		}
-		left = next
+		if left = next; len(left) == 0 {
+			return s.storeMade()
+		}
 	}
 	return nil
 }
@@ -340,32 +364,6 @@ func (s *session) importObject(ctx context.Context, at, id string, e audit.Entry
 		}
 		return nil
 	})
-}
-
-// idsOf are the ids of the resources of a state, by their addresses as package address
-// writes them.
-func idsOf(st *tfjson.State) map[string]string {
-	ids := map[string]string{}
-	if st == nil || st.Values == nil {
-		return ids
-	}
-	var walk func(*tfjson.StateModule)
-	walk = func(m *tfjson.StateModule) {
-		if m == nil {
-			return
-		}
-		for _, r := range m.Resources {
-			id, _ := r.AttributeValues["id"].(string)
-			if at, err := address.Parse(r.Address); err == nil && r.DeposedKey == "" {
-				ids[at.String()] = id
-			}
-		}
-		for _, child := range m.ChildModules {
-			walk(child)
-		}
-	}
-	walk(st.Values.RootModule)
-	return ids
 }
 
 // recovery is what becomes of a resource that a killed apply has made, without secrets.

@@ -64,18 +64,10 @@ func (c *Controller) runPlan(ctx context.Context, r *run.Run, j *job, p *planned
 	if !withValues {
 		opts.JSONInto = stream
 	}
-	if err := s.lookForMade(ctx); err != nil {
-		return err
-	}
+	p.recovered, err = s.recoverMade(ctx, opts)
 	if len(s.missing()) > 0 {
 		j.drift, p.drift = false, false // what the plan imports has not drifted
 	}
-	if j.tf.Spec.Destroy {
-		err = s.importMade(ctx)
-	} else {
-		err = s.planImports(ctx, opts)
-	}
-	p.recovered = s.recovered()
 	if err != nil {
 		return err
 	}

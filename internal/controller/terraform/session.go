@@ -104,7 +104,7 @@ func (c *Controller) openSession(ctx context.Context, r *run.Run, j *job, write 
 	}
 	// A plan may read only; but a state that is still to be written comes first.
 	_, unwritten := os.Stat(s.erroredState())
-	backend, err := s.backend(ctx, write || unwritten == nil || s.hasMade())
+	backend, err := s.backend(ctx, write || unwritten == nil || c.hasMade(j.unit))
 	if err != nil {
 		return nil, err
 	}
@@ -162,10 +162,8 @@ func (s *session) close() {
 	}
 	if s.dir != nil {
 		s.hideBackend()
-		if err := s.c.keepMade(s.job.unit, s.dir); err == nil {
-			_ = s.dir.Scrub()
-		} else {
-			fmt.Fprintf(s.run.Output(run.Own), "terrace: what an apply has made that was killed is left in the run's directory for the next run: %v\n", err)
+		if err := s.c.clear(s.job.unit, s.dir); err != nil {
+			fmt.Fprintf(s.run.Output(run.Own), "terrace: the run's directory is left as it is for the next run: %v\n", err)
 		}
 		_ = s.dir.Close()
 	}
