@@ -95,14 +95,15 @@ func findPieces(path string) ([]*piece, error) {
 	if err != nil {
 		return nil, err
 	}
-	segments, err := filepath.Glob(globEscape(head) + ".*")
+	entries, err := os.ReadDir(filepath.Dir(head))
 	if err != nil {
 		return nil, err
 	}
 	pieces := []*piece{{path: head}}
-	for _, s := range segments {
-		if before, err := strconv.ParseInt(strings.TrimPrefix(s, head+"."), 10, 64); err == nil {
-			pieces = append(pieces, &piece{path: s, before: before})
+	for _, e := range entries {
+		lines, is := strings.CutPrefix(e.Name(), filepath.Base(head)+".")
+		if before, err := strconv.ParseInt(lines, 10, 64); is && err == nil {
+			pieces = append(pieces, &piece{path: head + "." + lines, before: before})
 		}
 	}
 	slices.SortStableFunc(pieces[1:], func(a, b *piece) int { return strings.Compare(a.path, b.path) })
@@ -110,10 +111,6 @@ func findPieces(path string) ([]*piece, error) {
 		p.nth, p.size, p.ended, p.plain = i+1, unbounded, true, plain
 	}
 	return pieces, nil
-}
-
-func globEscape(s string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(s)
 }
 
 // storedLog is a log that nobody writes any more.

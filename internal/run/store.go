@@ -298,12 +298,12 @@ func (s *store) unitIn(dir string) (Unit, bool) {
 			return u, true
 		}
 	}
-	records, err := filepath.Glob(globEscape(dir) + "/*" + recordExt)
+	records, err := fs.Glob(os.DirFS(dir), "*"+recordExt)
 	if err != nil {
 		return Unit{}, false
 	}
-	for _, path := range records {
-		if rec, err := readRecord(path); err == nil && s.unitDir(rec.Unit) == dir {
+	for _, name := range records {
+		if rec, err := readRecord(filepath.Join(dir, name)); err == nil && s.unitDir(rec.Unit) == dir {
 			return rec.Unit, true
 		}
 	}

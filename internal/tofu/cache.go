@@ -156,20 +156,14 @@ func (s *Session) stampPackages() error {
 
 // packages lists host/namespace/type/version/platform below dir.
 func packages(dir string) []string {
-	found, _ := filepath.Glob(filepath.Join(escapeGlob(dir), "*", "*", "*", "*", "*_*"))
+	found, _ := fs.Glob(os.DirFS(dir), "*/*/*/*/*_*")
 	kept := found[:0]
 	for _, p := range found {
-		base := filepath.Base(p)
-		if !strings.HasSuffix(base, cacheStamp) && !strings.HasSuffix(base, ".lock") {
-			kept = append(kept, p)
+		if !strings.HasSuffix(p, cacheStamp) && !strings.HasSuffix(p, ".lock") {
+			kept = append(kept, filepath.Join(dir, p))
 		}
 	}
 	return kept
-}
-
-// escapeGlob makes dir mean itself in a pattern.
-func escapeGlob(dir string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
 }
 
 // removeTorn removes the packages that no init finished with.
@@ -187,12 +181,13 @@ func removeTorn(cache string) error {
 
 // deadMarks lists the marks whose init is gone.
 func deadMarks(cache string) ([]string, error) {
-	marks, err := filepath.Glob(filepath.Join(escapeGlob(cache), cacheMark+"*"))
+	marks, err := fs.Glob(os.DirFS(cache), cacheMark+"*")
 	if err != nil {
 		return nil, err
 	}
 	var dead []string
-	for _, mark := range marks {
+	for _, name := range marks {
+		mark := filepath.Join(cache, name)
 		f, err := os.Open(mark)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

@@ -5,6 +5,7 @@ package tofu
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -66,7 +67,7 @@ func TestCacheAfterKill(t *testing.T) {
 	if err := use.leave(nil); err != nil {
 		t.Fatal(err)
 	}
-	if marks, _ := filepath.Glob(filepath.Join(escapeGlob(cache), cacheMark+"*")); len(marks) > 0 {
+	if marks, _ := fs.Glob(os.DirFS(cache), cacheMark+"*"); len(marks) > 0 {
 		t.Errorf("marks stay behind: %v", marks)
 	}
 }

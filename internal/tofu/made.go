@@ -8,9 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"os"
-	"path/filepath"
 	"regexp"
 
 	"github.com/hashicorp/hcl/v2/hclwrite"
@@ -55,13 +55,14 @@ const applyOutput = "apply-*.out"
 // MadeIn returns what the applies have made that were killed, or whose end Terrace did not
 // see, as their output in the directory says that was their Session.Tmp.
 func MadeIn(tmp string) ([]Made, error) {
-	files, err := filepath.Glob(filepath.Join(escapeGlob(tmp), applyOutput))
+	dir := os.DirFS(tmp)
+	files, err := fs.Glob(dir, applyOutput)
 	if err != nil {
 		return nil, err
 	}
 	var made []Made
 	for _, name := range files {
-		f, err := os.Open(name)
+		f, err := dir.Open(name)
 		if err != nil {
 			return nil, fmt.Errorf("read what an apply has made: %w", err)
 		}
