@@ -8,13 +8,14 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"math"
 	"path"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	hcljson "github.com/hashicorp/hcl/v2/json"
+	"github.com/vmihailenco/msgpack/v5"
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
 	"github.com/zclconf/go-cty/cty"
 	ctyjson "github.com/zclconf/go-cty/cty/json"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -248,8 +249,7 @@ func constant(e hcl.Expression) any {
 // a dynamic type, a pair of its type in bytes and itself, it is the value; what is unknown
 // is nil.
 func unpack(b []byte) any {
-	p := &unpacker{rest: b}
-	v, err := p.value(0)
+	v, err := unpacked(msgpack.NewDecoder(bytes.NewReader(b)), 0)
 	if err != nil {
 		return nil
 	}
@@ -259,117 +259,48 @@ func unpack(b []byte) any {
 // maxDepth bounds how deep values lie in each other.
 const maxDepth = 200
 
-var errPacked = errors.New("no MessagePack")
-
-type unpacker struct{ rest []byte }
-
-func (p *unpacker) take(n uint64) ([]byte, error) {
-	if n > uint64(len(p.rest)) {
-		return nil, errPacked
-	}
-	b := p.rest[:n]
-	p.rest = p.rest[n:]
-	return b, nil
-}
-
-// number takes an unsigned number of so many bytes.
-func (p *unpacker) number(size uint64) (uint64, error) {
-	b, err := p.take(size)
-	if err != nil {
-		return 0, err
-	}
-	var n uint64
-	for _, c := range b {
-		n = n<<8 | uint64(c)
-	}
-	return n, nil
-}
+var errDepth = errors.New("values lie too deep in each other")
 
 // packedType stands for the bytes with the type of a dynamic value.
 type packedType struct{}
 
-func (p *unpacker) value(depth int) (any, error) {
-	head, err := p.number(1)
-	if err != nil || depth > maxDepth {
-		return nil, errPacked
+func unpacked(d *msgpack.Decoder, depth int) (any, error) {
+	code, err := d.PeekCode()
+	if err != nil {
+		return nil, err
+	}
+	if depth > maxDepth {
+		return nil, errDepth
 	}
 	switch {
-	case head <= 0x7f:
-		return int64(head), nil
-	case head >= 0xe0:
-		return int64(int8(head)), nil
-	case head&0xe0 == 0xa0:
-		return p.text(head & 0x1f)
-	case head&0xf0 == 0x90:
-		return p.list(head&0x0f, depth)
-	case head&0xf0 == 0x80:
-		return p.object(head&0x0f, depth)
+	case msgpcode.IsExt(code): // what is unknown
+		return nil, d.Skip()
+	case msgpcode.IsBin(code):
+		return packedType{}, d.Skip()
+	case msgpcode.IsFixedArray(code), code == msgpcode.Array16, code == msgpcode.Array32:
+		n, err := d.DecodeArrayLen()
+		if err != nil {
+			return nil, err
+		}
+		return unpackedList(d, n, depth+1)
+	case msgpcode.IsFixedMap(code), code == msgpcode.Map16, code == msgpcode.Map32:
+		n, err := d.DecodeMapLen()
+		if err != nil {
+			return nil, err
+		}
+		return unpackedObject(d, n, depth+1)
 	}
-	switch head {
-	case 0xc0:
-		return nil, nil
-	case 0xc2, 0xc3:
-		return head == 0xc3, nil
-	case 0xc4, 0xc5, 0xc6: // bytes
-		n, err := p.number(1 << (head - 0xc4))
-		if err == nil {
-			_, err = p.take(n)
-		}
-		return packedType{}, err
-	case 0xc7, 0xc8, 0xc9: // an extension of any length
-		n, err := p.number(1 << (head - 0xc7))
-		if err == nil {
-			_, err = p.take(n + 1)
-		}
-		return nil, err
-	case 0xca:
-		n, err := p.number(4)
-		return float64(math.Float32frombits(uint32(n))), err
-	case 0xcb:
-		n, err := p.number(8)
-		return math.Float64frombits(n), err
-	case 0xcc, 0xcd, 0xce, 0xcf:
-		n, err := p.number(1 << (head - 0xcc))
-		return int64(n), err
-	case 0xd0, 0xd1, 0xd2, 0xd3:
-		size := uint64(1) << (head - 0xd0)
-		n, err := p.number(size)
-		shift := 64 - 8*size
-		return int64(n<<shift) >> shift, err
-	case 0xd4, 0xd5, 0xd6, 0xd7, 0xd8: // an extension of 1 to 16 bytes
-		_, err := p.take(1 + 1<<(head-0xd4))
-		return nil, err
-	case 0xd9, 0xda, 0xdb:
-		n, err := p.number(1 << (head - 0xd9))
-		if err != nil {
-			return nil, err
-		}
-		return p.text(n)
-	case 0xdc, 0xdd:
-		n, err := p.number(2 << (head - 0xdc))
-		if err != nil {
-			return nil, err
-		}
-		return p.list(n, depth)
-	case 0xde, 0xdf:
-		n, err := p.number(2 << (head - 0xde))
-		if err != nil {
-			return nil, err
-		}
-		return p.object(n, depth)
+	v, err := d.DecodeInterfaceLoose()
+	if n, ok := v.(uint64); ok {
+		return int64(n), err // cty writes larger numbers as texts
 	}
-	return nil, errPacked
+	return v, err
 }
 
-func (p *unpacker) text(n uint64) (any, error) {
-	b, err := p.take(n)
-	return string(b), err
-}
-
-func (p *unpacker) list(n uint64, depth int) (any, error) {
+func unpackedList(d *msgpack.Decoder, n, depth int) (any, error) {
 	out := []any{}
 	for range n {
-		v, err := p.value(depth + 1)
+		v, err := unpacked(d, depth)
 		if err != nil {
 			return nil, err
 		}
@@ -383,14 +314,14 @@ func (p *unpacker) list(n uint64, depth int) (any, error) {
 	return out, nil
 }
 
-func (p *unpacker) object(n uint64, depth int) (any, error) {
+func unpackedObject(d *msgpack.Decoder, n, depth int) (any, error) {
 	out := map[string]any{}
 	for range n {
-		k, err := p.value(depth + 1)
+		k, err := unpacked(d, depth)
 		if err != nil {
 			return nil, err
 		}
-		v, err := p.value(depth + 1)
+		v, err := unpacked(d, depth)
 		if err != nil {
 			return nil, err
 		}
