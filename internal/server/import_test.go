@@ -7,12 +7,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
@@ -197,31 +195,16 @@ resource "time_offset" "x" {
 	p := w.startProcess()
 	w.unit("u", "approvePlan: \"\"\nretryInterval: 1s")
 	w.awaitPending("u")
-	active := filepath.Join(w.cfg.DataDir, "runs", "_active")
-	watcher, err := fsnotify.NewWatcher()
-	must(t, err)
-	defer watcher.Close()
-	must(t, watcher.Add(active))
+	j := w.watchJournal()
 	for round := range rounds {
-		for len(watcher.Events) > 0 {
-			<-watcher.Events
-		}
+		j.forget()
 		// The journal of an import: the look at the state, what it found, the import, its lock.
 		step := 1 + round
 		name := w.askImport("u", fmt.Sprintf("time_offset.x[%s]", keys[round]), fmt.Sprintf("2026-01-0%dT00:00:00Z,0,0,7,0,0,0", round+1))
-		for n := 0; n < step; {
-			select {
-			case e := <-watcher.Events:
-				if e.Has(fsnotify.Write) {
-					n++
-				}
-			case <-time.After(patience):
-				t.Fatalf("round %d: the journal has no %d entries", round, step)
-			}
-		}
+		j.await(step, fmt.Sprintf("round %d", round))
 		p.kill()
 		if round%2 == 1 {
-			killJournalled(t, active)
+			w.killTool()
 		}
 		p = w.startProcess()
 		if end := w.awaitImport("u", name); end.Outcome != "succeeded" {

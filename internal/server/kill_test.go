@@ -19,7 +19,6 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
-	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/config"
 )
 
@@ -66,15 +65,7 @@ output "n" { value = terraform_data.x.output }
 	w.unit("u", "approvePlan: auto\nretryInterval: 1s\nwriteOutputsToSecret: {name: out}")
 	w.awaitReady("u")
 
-	active := filepath.Join(w.cfg.DataDir, "runs", "_active")
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watcher.Close()
-	if err := watcher.Add(active); err != nil {
-		t.Fatal(err)
-	}
+	j := w.watchJournal()
 	// applyEntry is when the journal has the process of the apply.
 	const applyEntry = 6
 	seed := time.Now().UnixNano()
@@ -86,26 +77,15 @@ output "n" { value = terraform_data.x.output }
 			step, late = applyEntry, time.Duration(random.IntN(1500))*time.Millisecond
 		}
 		at := fmt.Sprintf("round %d (seed %d): %s was killed %s after entry %d of the journal", round, seed, victim, late, step)
-		for len(watcher.Events) > 0 {
-			<-watcher.Events
-		}
+		j.forget()
 		revision := w.commit(map[string]string{"main.tf": module(round + 1)})
-		for n := 0; n < step; {
-			select {
-			case e := <-watcher.Events:
-				if e.Has(fsnotify.Write) {
-					n++
-				}
-			case <-time.After(patience):
-				t.Fatalf("%s: the journal has no %d entries", at, step)
-			}
-		}
+		j.await(step, at)
 		<-time.After(late) // the moment is what is tried
 		if victim != "tofu" {
 			p.kill()
 		}
 		if victim != "Terrace" {
-			killJournalled(t, active)
+			w.killTool()
 		}
 		if victim != "tofu" {
 			p = w.startProcess()
@@ -131,13 +111,47 @@ output "n" { value = terraform_data.x.output }
 	if got := w.events("u", infra.ReasonOrphaned); len(got) != 0 {
 		t.Errorf("orphaned: %q", got)
 	}
-	key, err := audit.ReadPublicKey(filepath.Join(w.cfg.DataDir, "keys", "audit.pub"))
-	if err != nil {
-		t.Fatal(err)
+	if report := w.verified(); report.Unfinished != 0 {
+		t.Errorf("the ledger has %d intents without an outcome", report.Unfinished)
 	}
-	report, err := audit.Verify(w.ctx(), filepath.Join(w.cfg.DataDir, "audit"), key, audit.VerifyOptions{})
-	if err != nil || len(report.Findings) != 0 || report.Unfinished != 0 {
-		t.Errorf("the ledger: %v, %d intents without an outcome, findings %v", err, report.Unfinished, report.Findings)
+}
+
+// journal tells of the entries of running runs when they are written.
+type journal struct {
+	t       *testing.T
+	watcher *fsnotify.Watcher
+}
+
+func (w *world) activeRuns() string { return filepath.Join(w.cfg.DataDir, "runs", "_active") }
+
+func (w *world) watchJournal() *journal {
+	w.t.Helper()
+	watcher, err := fsnotify.NewWatcher()
+	must(w.t, err)
+	w.t.Cleanup(func() { _ = watcher.Close() })
+	must(w.t, watcher.Add(w.activeRuns()))
+	return &journal{w.t, watcher}
+}
+
+// forget passes over what was written so far.
+func (j *journal) forget() {
+	for len(j.watcher.Events) > 0 {
+		<-j.watcher.Events
+	}
+}
+
+// await returns when so many entries more are written.
+func (j *journal) await(entries int, at string) {
+	j.t.Helper()
+	for n := 0; n < entries; {
+		select {
+		case e := <-j.watcher.Events:
+			if e.Has(fsnotify.Write) {
+				n++
+			}
+		case <-time.After(patience):
+			j.t.Fatalf("%s: the journal has no %d entries", at, entries)
+		}
 	}
 }
 
@@ -166,13 +180,11 @@ func (w *world) madeOnce(made string, number int, at string) {
 
 var journalledPID = regexp.MustCompile(`"pid":(\d+)`)
 
-// killJournalled kills the process groups that the journal of running runs names.
-func killJournalled(t *testing.T, active string) {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(active, "*.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+// killTool kills the process groups that the journal of running runs names.
+func (w *world) killTool() {
+	w.t.Helper()
+	files, err := filepath.Glob(filepath.Join(w.activeRuns(), "*.jsonl"))
+	must(w.t, err)
 	var pids []int
 	for _, f := range files {
 		content, err := os.ReadFile(f)

@@ -25,6 +25,18 @@ import (
 
 // The tests here are about whom the ledger names.
 
+// verified reads the whole ledger, which has to hold.
+func (w *world) verified() audit.Report {
+	w.t.Helper()
+	key, err := audit.ReadPublicKey(filepath.Join(w.cfg.DataDir, "keys", "audit.pub"))
+	must(w.t, err)
+	report, err := audit.Verify(w.ctx(), filepath.Join(w.cfg.DataDir, "audit"), key, audit.VerifyOptions{})
+	if err != nil || len(report.Findings) != 0 {
+		w.t.Errorf("the ledger does not hold: %v %+v", err, report)
+	}
+	return report
+}
+
 // ledger has the entries that a filter matches, in short.
 func (w *world) ledger(f audit.Filter) []string {
 	w.t.Helper()

@@ -46,11 +46,6 @@ var kills = map[string]func(*world, *process) *process{
 	},
 }
 
-func (w *world) killTool() {
-	w.t.Helper()
-	killJournalled(w.t, filepath.Join(w.cfg.DataDir, "runs", "_active"))
-}
-
 // begun returns when a provisioner has written to the pipe.
 func begun(t *testing.T, pipe string) {
 	t.Helper()
