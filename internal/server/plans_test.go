@@ -296,7 +296,7 @@ func TestFilesOfThePlanAreThereWhenItIsApplied(t *testing.T) {
 	wrapper := func(c *config.Config) {
 		path := filepath.Join(t.TempDir(), "tofu")
 		script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = plan ] && echo packed > archive.zip\nexec '%s' \"$@\"\n", c.Tofu)
-		must(t, os.WriteFile(path, []byte(script), 0o700))
+		writeExecutable(t, path, script)
 		c.Tofu = path
 	}
 	w := newWorld(t, map[string]string{"unit/main.tf": `

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -133,10 +134,18 @@ func countingTofu(t *testing.T, dir, spawns string) string {
 	}
 	path := filepath.Join(dir, "tofu")
 	script := fmt.Sprintf("#!/bin/sh\necho \"$1\" >> '%s'\nexec '%s' \"$@\"\n", spawns, real)
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeExecutable(t, path, script)
 	return path
+}
+
+// writeExecutable writes a script that is run at once. No process is started while it is open:
+// one that a test beside this one starts would have it open for writing until it is another
+// program, and the kernel refuses to run a file that somebody writes (ETXTBSY).
+func writeExecutable(t *testing.T, path, script string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	must(t, os.WriteFile(path, []byte(script), 0o700))
 }
 
 // start starts Terrace; what it needs of an earlier one is in the data directory.
