@@ -74,6 +74,24 @@ func (f Finder) Approver(ctx context.Context, p Plan) (who audit.Actor, detail s
 	return who, "", nil
 }
 
+// Decided are the entries of what was decided about a plan before it is applied, and who let it
+// be applied. The entry names the unit and the plan; denied is what policies say that were
+// overridden for it.
+func (f Finder) Decided(ctx context.Context, p Plan, e audit.Entry, denied string) ([]audit.Entry, audit.Actor, error) {
+	var overrode audit.Actor
+	who, detail, err := f.Approver(ctx, p)
+	if err != nil {
+		return nil, who, fmt.Errorf("find who approved: %w", err)
+	}
+	if denied != "" {
+		if overrode, err = f.Overrider(ctx, p.Object, p.Kind); err != nil {
+			return nil, who, fmt.Errorf("find who overrode a policy: %w", err)
+		}
+	}
+	e.Actor, e.Detail = who, detail
+	return audit.Decided(e, p.By, denied, overrode), who, nil
+}
+
 // ByCommit is who set a field of an object by a commit: the field is as the Kustomization of
 // the object set it, and the commit has an author. The text says so. ok is false when another
 // hand set the field since, or when nobody knows.

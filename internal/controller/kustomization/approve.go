@@ -23,8 +23,6 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/api/v1alpha1"
 	"github.com/terrace-dev/terrace/internal/approval"
-	"github.com/terrace-dev/terrace/internal/attribution"
-	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/plan"
 	"github.com/terrace-dev/terrace/internal/policy"
@@ -37,7 +35,8 @@ import (
 // content: if it is another by then, that one waits. The plan is made anew at each look for that.
 func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, error) {
 	ks, m := cy.ks, cy.mem
-	policies, err := c.opts.Policies.For(ctx, policy.Unit{Kind: kustomizev1.KustomizationKind, Namespace: ks.Namespace, Name: ks.Name, Labels: ks.Labels})
+	unit := policy.Unit{Kind: kustomizev1.KustomizationKind, Namespace: ks.Namespace, Name: ks.Name, Labels: ks.Labels}
+	policies, err := c.opts.Policies.For(ctx, unit)
 	if err != nil {
 		return status.Result{}, fmt.Errorf("find the policies: %w", err)
 	}
@@ -75,43 +74,19 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		return status.Next, nil
 	}
 	if len(policies) > 0 {
-		b, err := c.rebuild(ctx, cy)
-		if err != nil {
+		if request.Policy, err = c.judge(ctx, cy, policies, policy.Input{Unit: unit, Objects: objects}); err != nil {
 			return status.Result{}, err
-		}
-		summary, err := policy.Check(ctx, policies, policy.Input{
-			Unit:    policy.Unit{Kind: kustomizev1.KustomizationKind, Namespace: ks.Namespace, Name: ks.Name, Labels: ks.Labels},
-			Objects: objects, Mask: masker(b.secrets),
-		})
-		if err != nil {
-			return status.Result{}, fmt.Errorf("evaluate the policies: %w", err)
-		}
-		c.judged.Store(cy.name, summary.Results())
-		request.Policy = approval.Policy{Denied: policy.Sentence(summary.Denied), NeedsApproval: policy.Sentence(summary.NeedsApproval)}
-		if len(summary.Warnings) > 0 {
-			cy.tellOnce(corev1.EventTypeWarning, v1alpha1.ReasonPolicyWarning, policy.Sentence(summary.Warnings))
 		}
 	}
 	request.Pending = &approval.Pending{ID: p.ID, Digest: p.Digest, Counts: p.Counts}
 	d := approval.Decide(request)
 	if d.Approved {
 		ok := &approvedPlan{inputs: inputs, id: p.ID, digest: p.Digest, counts: p.Counts}
-		approved := attribution.Plan{Object: ks, Kind: unitKind, ID: p.ID, By: d.By}
-		if who := cy.author(); m.applied != cy.inputs && who.Kind == audit.Git {
-			approved.Commit = who
-		}
-		finder := attribution.Finder{Reader: c.opts.Reader}
-		if ok.by, ok.how, err = finder.Approver(ctx, approved); err != nil {
-			return status.Result{}, fmt.Errorf("find who approved: %w", err)
-		}
-		denied, overrode := "", audit.Actor{}
+		denied := ""
 		if d.Overridden {
 			denied = request.Policy.Denied
-			if overrode, err = finder.Overrider(ctx, ks, unitKind); err != nil {
-				return status.Result{}, fmt.Errorf("find who overrode a policy: %w", err)
-			}
 		}
-		if err := c.decided(ctx, cy, ok, d.By, denied, overrode); err != nil {
+		if err := c.decided(ctx, cy, ok, d.By, denied); err != nil {
 			return status.Result{}, err
 		}
 		m.approved, m.planned = ok, ""
@@ -121,6 +96,24 @@ func (c *Controller) approve(ctx context.Context, cy *cycle) (status.Result, err
 		return status.Result{}, err
 	}
 	return c.held(cy, p, d), nil
+}
+
+// judge evaluates the policies over what a plan does to objects, and keeps what they say.
+func (c *Controller) judge(ctx context.Context, cy *cycle, policies []*policy.Policy, in policy.Input) (approval.Policy, error) {
+	b, err := c.rebuild(ctx, cy)
+	if err != nil {
+		return approval.Policy{}, err
+	}
+	in.Mask = masker(b.secrets)
+	summary, err := policy.Check(ctx, policies, in)
+	if err != nil {
+		return approval.Policy{}, fmt.Errorf("evaluate the policies: %w", err)
+	}
+	c.judged.Store(cy.name, summary.Results())
+	if len(summary.Warnings) > 0 {
+		cy.tellOnce(corev1.EventTypeWarning, v1alpha1.ReasonPolicyWarning, policy.Sentence(summary.Warnings))
+	}
+	return approval.Policy{Denied: policy.Sentence(summary.Denied), NeedsApproval: policy.Sentence(summary.NeedsApproval)}, nil
 }
 
 // Judged is what policies say of the plan of a unit that was looked at last, if that had

@@ -25,7 +25,6 @@ type approvedPlan struct {
 	id, digest string
 	counts     plan.Counts
 	by         audit.Actor
-	how        string // the approval came, if there is more to say
 }
 
 // entry is one about the unit, at its revision.
@@ -163,11 +162,19 @@ func (c *Controller) planned(ctx context.Context, cy *cycle, p *plan.Plan) error
 // planPrefix begins the message of the Ready condition of a unit whose plan waits.
 func planPrefix(p *plan.Plan) string { return "plan " + p.ID + " " }
 
-// decided records what was decided about a plan before it is applied.
-func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, by, denied string, overrode audit.Actor) error {
-	e := p.in(cy.entry(audit.Approve, p.by))
-	e.Detail = p.how
-	for _, e := range audit.Decided(e, by, denied, overrode) {
+// decided records what was decided about a plan before it is applied, and who let it be.
+func (c *Controller) decided(ctx context.Context, cy *cycle, p *approvedPlan, by, denied string) error {
+	approved := attribution.Plan{Object: cy.ks, Kind: unitKind, ID: p.id, By: by}
+	if who := cy.author(); cy.mem.applied != cy.inputs && who.Kind == audit.Git {
+		approved.Commit = who
+	}
+	finder := attribution.Finder{Reader: c.opts.Reader}
+	entries, who, err := finder.Decided(ctx, approved, p.in(cy.entry(audit.Approve, audit.Actor{})), denied)
+	if err != nil {
+		return err
+	}
+	p.by = who
+	for _, e := range entries {
 		if _, err := c.opts.Ledger.Append(ctx, e); err != nil {
 			return fmt.Errorf("write the ledger: %w", err)
 		}

@@ -61,17 +61,7 @@ func (c *Controller) decided(ctx context.Context, cy *cycle, rec infra.PlanRecor
 	if !rec.Drift && rec.NewRevision {
 		p.Commit, _ = attribution.CommitOf(rec.Revision, cy.artifact, tf.Status.Artifact)
 	}
-	who, detail, err := c.finder().Approver(ctx, p)
-	var overrode audit.Actor
-	if err == nil && s.denied != "" {
-		overrode, err = c.finder().Overrider(ctx, tf, unitKind)
-	}
-	if err != nil {
-		return nil, who, fmt.Errorf("find who approved: %w", err)
-	}
-	e := entryOf(unitOf(tf), rec, audit.Approve, who)
-	e.Detail = detail
-	return audit.Decided(e, s.by, s.denied, overrode), who, nil
+	return c.finder().Decided(ctx, p, entryOf(unitOf(tf), rec, audit.Approve, audit.Actor{}), s.denied)
 }
 
 func (c *Controller) finder() attribution.Finder { return attribution.Finder{Reader: c.opts.Reader} }
