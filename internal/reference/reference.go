@@ -14,6 +14,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -121,6 +122,42 @@ func (r *Reader) Digest(ctx context.Context, ref Reference, fetched Data, keys .
 	d := r.sum(only(content, keys))
 	r.digests.Add(digestKey{uid, key.keys}, versionDigest{version, d})
 	return d, nil
+}
+
+// ErrChanged says that content is another than that of its digest. Who gets it looks again:
+// the next Digest is of what is there then.
+var ErrChanged = errors.New("it changes while it is read")
+
+// Content returns what Digest has named, from fetched or from the API server; nil for the
+// digest "". The watch that digests are remembered by can be behind: content that is newer
+// than its digest would be taken for that of the digest for as long as anything made of it is
+// kept, so that is ErrChanged.
+func (r *Reader) Content(ctx context.Context, ref Reference, digest string, fetched Data, keys ...string) (map[string][]byte, error) {
+	content, ok := fetched[ref]
+	if !ok {
+		var err error
+		if content, _, _, err = r.Fetch(ctx, ref); err != nil {
+			return nil, err
+		}
+	}
+	now := ""
+	if content != nil {
+		now = r.sum(only(content, keys))
+	}
+	if now != digest {
+		m, err := r.Metadata(ctx, ref)
+		if err != nil {
+			return nil, err
+		}
+		if m != nil {
+			r.digests.Remove(digestKey{m.UID, strings.Join(keys, "\x00")})
+		}
+		return nil, fmt.Errorf("read %s: %w", ref, ErrChanged)
+	}
+	if content != nil {
+		fetched[ref] = content
+	}
+	return content, nil
 }
 
 // only returns the part of the content that keys name, all of it for none.

@@ -5,6 +5,7 @@ package reference
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -70,5 +71,100 @@ func TestDigest(t *testing.T) {
 		if d, _ := other.Digest(t.Context(), ref, Data{}); d == digest() {
 			t.Error("the digest does not depend on the key")
 		}
+	}
+}
+
+// behind is a watch that has not seen the last changes.
+type behind struct {
+	client.Client
+	seen *metav1.PartialObjectMetadata // nil for all there is
+}
+
+func (c *behind) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	if m, ok := o.(*metav1.PartialObjectMetadata); ok && c.seen != nil {
+		c.seen.DeepCopyInto(m)
+		return nil
+	}
+	return c.Client.Get(ctx, key, o, opts...)
+}
+
+// Content that is newer than its digest is never taken for that of the digest, and the next
+// digest is of it, whether or not the watch has seen it by then.
+func TestContentIsThatOfItsDigest(t *testing.T) {
+	for _, kind := range []string{Secret, ConfigMap} {
+		t.Run(kind, func(t *testing.T) {
+			var o client.Object = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s", UID: "1"}, Data: map[string][]byte{"a": []byte("old"), "b": []byte("1")}}
+			change := func(o client.Object) { o.(*corev1.Secret).Data["a"] = []byte("new") }
+			if kind == ConfigMap {
+				o = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s", UID: "1"}, Data: map[string]string{"a": "old", "b": "1"}}
+				change = func(o client.Object) { o.(*corev1.ConfigMap).Data["a"] = "new" }
+			}
+			api := fake.NewClientBuilder().WithObjects(o).Build()
+			watch := &behind{Client: api}
+			r, ref := NewReader(watch, api, []byte("key")), Reference{kind, "ns", "s"}
+			digest := func(fetched Data, keys ...string) string {
+				t.Helper()
+				d, err := r.Digest(t.Context(), ref, fetched, keys...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			}
+			content := func(digest string, fetched Data, keys ...string) (string, error) {
+				c, err := r.Content(t.Context(), ref, digest, fetched, keys...)
+				return string(c["a"]), err
+			}
+			then := Data{}
+			old, onlyB := digest(then), digest(Data{}, "b")
+			fresh := Data{}
+			if got, err := content(old, fresh); got != "old" || err != nil || fresh[ref] == nil {
+				t.Fatalf("content %q, %v, kept %v", got, err, fresh)
+			}
+			seen, err := r.Metadata(t.Context(), ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := api.Get(t.Context(), ref.Key(), o); err != nil {
+				t.Fatal(err)
+			}
+			change(o)
+			if err := api.Update(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			watch.seen = seen
+			if digest(Data{}) != old {
+				t.Fatal("the watch is not behind")
+			}
+			if got, err := content(old, then); got != "old" || err != nil {
+				t.Errorf("what was read for the digest: %q, %v", got, err)
+			}
+			if got, err := content(old, Data{}); got == "new" || err != nil && !errors.Is(err, ErrChanged) {
+				t.Errorf("for the digest before the change there is %q, %v", got, err)
+			}
+			if d := digest(Data{}); kind == Secret && d == old { // a small ConfigMap is remembered with its digest
+				t.Error("the digest that was found to be too old is given again")
+			}
+			if _, err := content(onlyB, Data{}, "b"); err != nil {
+				t.Errorf("the key that has not changed: %v", err)
+			}
+			watch.seen = nil
+			fetched := Data{}
+			now := digest(fetched)
+			if got, err := content(now, fetched); now == old || got != "new" || err != nil {
+				t.Errorf("the digest is %q after %q; content %q, %v", now, old, got, err)
+			}
+			if got, err := content(old, Data{}); !errors.Is(err, ErrChanged) {
+				t.Errorf("for the digest before the change there is %q, %v", got, err)
+			}
+			if err := api.Delete(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := content(now, Data{}); !errors.Is(err, ErrChanged) {
+				t.Errorf("what is gone: %v", err)
+			}
+			if got, err := content("", Data{}); got != "" || err != nil {
+				t.Errorf("what was not there: %q, %v", got, err)
+			}
+		})
 	}
 }

@@ -112,10 +112,13 @@ func Sooner(a, b time.Duration) time.Duration {
 	}
 }
 
+// Again is another try after a lost race, of which nothing is written.
+var Again = reconcile.Result{RequeueAfter: 50 * time.Millisecond}
+
 // RetryConflict turns a lost race into another try; everything else is an error.
 func RetryConflict(err error) (reconcile.Result, error) {
 	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: 50 * time.Millisecond}, nil
+		return Again, nil
 	}
 	return reconcile.Result{}, err
 }

@@ -13,6 +13,7 @@ package kustomization
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -259,6 +260,8 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	switch {
 	case err != nil && apierrors.IsConflict(err):
 		return status.RetryConflict(err)
+	case errors.Is(err, reference.ErrChanged):
+		return status.Again, nil
 	case err != nil:
 		requeue = ks.GetRetryInterval()
 		c.failed(cy, status.ReasonOf(err, meta.ReconciliationFailedReason), err.Error())

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/render/sops"
 )
 
@@ -42,23 +43,34 @@ func (c *Controller) tokenOptions(tokens *cache.TokenCache, namespace, name stri
 	}
 }
 
-// defaultAccount reads a ConfigMap of spec.kubeConfig that names no account as if it
-// named the default one. Who can write a ConfigMap also says which server is sent the
-// token, and where there is a default account it must not be Terrace's own.
-type defaultAccount struct {
+// givenConfig is a client that has read the ConfigMap of a spec.kubeConfig already.
+type givenConfig struct {
 	client.Client
-	name string
+	key  client.ObjectKey
+	data map[string]string
 }
 
-func (c defaultAccount) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-	err := c.Client.Get(ctx, key, o, opts...)
-	if cm, ok := o.(*corev1.ConfigMap); ok && err == nil && c.name != "" && cm.Data[meta.KubeConfigKeyServiceAccountName] == "" {
-		if cm.Data == nil {
-			cm.Data = map[string]string{}
-		}
-		cm.Data[meta.KubeConfigKeyServiceAccountName] = c.name
+// given reads a ConfigMap that names no account as if it named the default one. Who can
+// write a ConfigMap also says which server is sent the token, and where there is a default
+// account it must not be Terrace's own.
+func (c *Controller) given(ref reference.Reference, content map[string][]byte) client.Client {
+	data := map[string]string{}
+	for k, v := range content {
+		data[k] = string(v)
 	}
-	return err
+	if account := c.opts.DefaultServiceAccount; account != "" && data[meta.KubeConfigKeyServiceAccountName] == "" {
+		data[meta.KubeConfigKeyServiceAccountName] = account
+	}
+	return givenConfig{c.opts.Client, ref.Key(), data}
+}
+
+func (c givenConfig) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	cm, ok := o.(*corev1.ConfigMap)
+	if !ok || key != c.key {
+		return c.Client.Get(ctx, key, o, opts...)
+	}
+	cm.Namespace, cm.Name, cm.Data = key.Namespace, key.Name, c.data
+	return nil
 }
 
 // cloudIdentity is the account that a unit decrypts as where a cloud keeps the key, nil

@@ -40,7 +40,11 @@ type build struct {
 // it if so. It comes before the wait for dependencies, so that other units know what
 // this one claims; what is wrong with the build is told after it, as in Flux.
 func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error) {
-	defer c.claims.looked(cy.name, sourceOf(cy.ks), cy.artifact.Revision, cy.ks.Generation, c.Wake)
+	defer func() {
+		if !errors.Is(cy.buildErr, reference.ErrChanged) { // else it looks again at once
+			c.claims.looked(cy.name, sourceOf(cy.ks), cy.artifact.Revision, cy.ks.Generation, c.Wake)
+		}
+	}()
 	vars, fetched, err := c.digestReferences(ctx, cy.ks)
 	if err != nil {
 		cy.buildErr = err
@@ -77,7 +81,7 @@ func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error)
 // render builds, and remembers what the build read and made.
 func (c *Controller) render(ctx context.Context, cy *cycle, vars map[string]string, fetched reference.Data) error {
 	m := cy.mem
-	in, secrets, err := c.buildInput(ctx, cy, fetched)
+	in, secrets, err := c.buildInput(ctx, cy, vars, fetched)
 	if err != nil {
 		cy.buildErr = err
 		return nil
@@ -270,19 +274,16 @@ func whatFor(ks *kustomizev1.Kustomization, r reference.Reference) string {
 	return "spec.postBuild.substituteFrom names it; set optional: true there if it may be missing"
 }
 
-// buildInput gathers what the build needs beside the tree, and which of it is secret.
-func (c *Controller) buildInput(ctx context.Context, cy *cycle, fetched reference.Data) (in kustomize.Input, secrets []string, err error) {
+// buildInput gathers what the build needs beside the tree, and which of it is secret:
+// the content that digests name.
+func (c *Controller) buildInput(ctx context.Context, cy *cycle, digests map[string]string, fetched reference.Data) (in kustomize.Input, secrets []string, err error) {
 	ks := cy.ks
 	in = kustomize.Input{
 		Dir: cy.dir, Unit: ks, Revision: cy.artifact.Revision, Strict: true,
 		RemoteBases: c.opts.AllowRemoteBases, Key: c.key,
 	}
 	content := func(r reference.Reference) (map[string][]byte, error) {
-		if known, ok := fetched[r]; ok {
-			return known, nil
-		}
-		data, _, _, err := c.refs.Fetch(ctx, r)
-		return data, err
+		return c.refs.Content(ctx, r, digests[r.String()], fetched)
 	}
 	if p := ks.Spec.PostBuild; p != nil {
 		in.Variables = map[string]string{}

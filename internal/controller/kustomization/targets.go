@@ -208,64 +208,69 @@ func (t *targets) useLocked(unit types.NamespacedName, key string) {
 	}
 }
 
-// kubeConfig returns what names a unit's kubeConfig, and how to make a configuration of it.
+// kubeConfig returns what names a unit's kubeConfig, and how to make a configuration of it:
+// of the content that it names, for one that is newer is found by another name.
 func (t *targets) kubeConfig(ctx context.Context, ks *kustomizev1.Kustomization) (key string, config func() (*rest.Config, error), err error) {
-	ref := ks.Spec.KubeConfig
-	noTimeout := time.Duration(0) // it would end watches
-	sane := func(in *rest.Config) *rest.Config {
-		return runtimeclient.KubeConfig(ctx, in, runtimeclient.KubeConfigOptions{UserAgent: "terrace", Timeout: &noTimeout})
-	}
+	of := ks.Spec.KubeConfig
+	ref := reference.Reference{Namespace: ks.Namespace}
 	switch {
-	case ref.SecretRef != nil:
-		secret := reference.Reference{Kind: reference.Secret, Namespace: ks.Namespace, Name: ref.SecretRef.Name}
-		fetched := reference.Data{}
-		digest, err := t.c.refs.Digest(ctx, secret, fetched)
-		if err != nil {
-			return "", nil, err
-		}
-		if digest == "" {
-			return "", nil, fmt.Errorf("unable to read KubeConfig secret '%s': it does not exist", secret.Key())
-		}
-		return "secret " + ref.SecretRef.Key + " " + digest, func() (*rest.Config, error) {
-			content := fetched[secret]
-			if content == nil {
-				if content, _, _, err = t.c.refs.Fetch(ctx, secret); err != nil {
-					return nil, err
-				}
+	case of.SecretRef != nil:
+		ref.Kind, ref.Name = reference.Secret, of.SecretRef.Name
+	case of.ConfigMapRef != nil:
+		ref.Kind, ref.Name = reference.ConfigMap, of.ConfigMapRef.Name
+	default:
+		return "", nil, status.Fail(meta.ReconciliationFailedReason, errors.New("spec.kubeConfig names neither a Secret nor a ConfigMap: set secretRef or configMapRef"))
+	}
+	fetched := reference.Data{}
+	digest, err := t.c.refs.Digest(ctx, ref, fetched)
+	if err != nil {
+		return "", nil, err
+	}
+	if digest == "" {
+		return "", nil, fmt.Errorf("unable to read KubeConfig %s '%s': it does not exist", kindIn[ref.Kind], ref.Key())
+	}
+	content := func() (map[string][]byte, error) { return t.c.refs.Content(ctx, ref, digest, fetched) }
+	if of.SecretRef != nil {
+		return "secret " + of.SecretRef.Key + " " + digest, func() (*rest.Config, error) {
+			found, err := content()
+			if err != nil {
+				return nil, err
 			}
-			raw, err := kubeConfigIn(secret.Key(), ref.SecretRef, content)
+			raw, err := kubeConfigIn(ref.Key(), of.SecretRef, found)
 			if err != nil {
 				return nil, err
 			}
 			made, err := clientcmd.RESTConfigFromKubeConfig(raw)
 			if err != nil {
-				return nil, fmt.Errorf("read the kubeconfig in secret '%s': %w", secret.Key(), err)
+				return nil, fmt.Errorf("read the kubeconfig in secret '%s': %w", ref.Key(), err)
 			}
-			return sane(made), nil
-		}, nil
-	case ref.ConfigMapRef != nil:
-		cm := reference.Reference{Kind: reference.ConfigMap, Namespace: ks.Namespace, Name: ref.ConfigMapRef.Name}
-		digest, err := t.c.refs.Digest(ctx, cm, reference.Data{})
-		if err != nil {
-			return "", nil, err
-		}
-		if digest == "" {
-			return "", nil, fmt.Errorf("unable to read KubeConfig ConfigMap '%s': it does not exist", cm.Key())
-		}
-		return "configmap " + ks.Namespace + " " + digest, func() (*rest.Config, error) {
-			tokens, err := cache.NewTokenCache(cachedTokens)
-			if err != nil {
-				return nil, fmt.Errorf("keep tokens: %w", err)
-			}
-			// What it returns fetches a new token by itself when the old one expires.
-			made, err := authutils.GetRESTConfig(context.WithoutCancel(ctx), *ref, ks.Namespace, defaultAccount{t.c.opts.Client, t.c.opts.DefaultServiceAccount}, t.c.tokenOptions(tokens, ks.Namespace, ks.Name)...)
-			if err != nil {
-				return nil, fmt.Errorf("connect by ConfigMap '%s': %w", cm.Key(), err)
-			}
-			return sane(made), nil
+			return sane(ctx, made), nil
 		}, nil
 	}
-	return "", nil, status.Fail(meta.ReconciliationFailedReason, errors.New("spec.kubeConfig names neither a Secret nor a ConfigMap: set secretRef or configMapRef"))
+	return "configmap " + ks.Namespace + " " + digest, func() (*rest.Config, error) {
+		found, err := content()
+		if err != nil {
+			return nil, err
+		}
+		tokens, err := cache.NewTokenCache(cachedTokens)
+		if err != nil {
+			return nil, fmt.Errorf("keep tokens: %w", err)
+		}
+		// What it returns fetches a new token by itself when the old one expires.
+		made, err := authutils.GetRESTConfig(context.WithoutCancel(ctx), *of, ks.Namespace, t.c.given(ref, found), t.c.tokenOptions(tokens, ks.Namespace, ks.Name)...)
+		if err != nil {
+			return nil, fmt.Errorf("connect by ConfigMap '%s': %w", ref.Key(), err)
+		}
+		return sane(ctx, made), nil
+	}, nil
+}
+
+// kindIn is how messages name a kind.
+var kindIn = map[string]string{reference.Secret: "secret", reference.ConfigMap: "ConfigMap"}
+
+func sane(ctx context.Context, in *rest.Config) *rest.Config {
+	noTimeout := time.Duration(0) // it would end watches
+	return runtimeclient.KubeConfig(ctx, in, runtimeclient.KubeConfigOptions{UserAgent: "terrace", Timeout: &noTimeout})
 }
 
 func kubeConfigIn(name types.NamespacedName, ref *meta.SecretKeyReference, content map[string][]byte) ([]byte, error) {

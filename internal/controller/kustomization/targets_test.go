@@ -11,16 +11,19 @@ import (
 
 	kustomizev1 "github.com/fluxcd/kustomize-controller/api/v1"
 	"github.com/fluxcd/pkg/apis/meta"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/reference"
 )
 
 // TestShare keeps a remote cluster connected for as long as a unit applies to it,
@@ -128,6 +131,59 @@ func TestShareWhileConnecting(t *testing.T) {
 	}
 	if r := tg.remote["slow"]; !r.units[unitName("a")] || !r.units[unitName("b")] {
 		t.Errorf("used by %v", r.units)
+	}
+}
+
+// lateWatch shows metadata as it was when the watch was last on time.
+type lateWatch struct {
+	client.Client
+	seen *metav1.PartialObjectMetadata
+}
+
+func (c *lateWatch) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	if m, ok := o.(*metav1.PartialObjectMetadata); ok && c.seen != nil {
+		c.seen.DeepCopyInto(m)
+		return nil
+	}
+	return c.Client.Get(ctx, key, o, opts...)
+}
+
+// TestConnectToWhatIsNamed never has a cluster known by a kubeconfig that names another:
+// a unit whose Secret is changed, and then changed back, would go to the wrong one.
+func TestConnectToWhatIsNamed(t *testing.T) {
+	kubeconfig := func(host string) map[string][]byte {
+		return map[string][]byte{"value": []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {}}]\nclusters: [{name: c, cluster: {server: \"" + host + "\"}}]\n")}
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "far", UID: "1"}, Data: kubeconfig("http://127.0.0.1:1")}
+	api := fake.NewClientBuilder().WithObjects(secret).Build()
+	watch := &lateWatch{Client: api}
+	c := &Controller{opts: Options{Clock: clocktesting.NewFakeClock(noon), Client: api}, refs: reference.NewReader(watch, api, []byte("key"))}
+	local, err := kube.NewCluster(&rest.Config{Host: "http://127.0.0.1:3"}, owner, func(types.NamespacedName) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tg := &targets{c: c, local: local, remote: map[string]*remoteCluster{}}
+	t.Cleanup(tg.close)
+	ks := &kustomizev1.Kustomization{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "u"}, Spec: kustomizev1.KustomizationSpec{
+		KubeConfig: &meta.KubeConfigReference{SecretRef: &meta.SecretKeyReference{Name: "far"}},
+	}}
+	first, err := tg.name(t.Context(), ks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(secret), secret); err != nil {
+		t.Fatal(err)
+	}
+	watch.seen = &metav1.PartialObjectMetadata{ObjectMeta: *secret.ObjectMeta.DeepCopy()}
+	secret.Data = kubeconfig("http://127.0.0.1:2")
+	if err := api.Update(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tg.connect(t.Context(), ks); !errors.Is(err, reference.ErrChanged) || tg.remote[first] != nil {
+		t.Errorf("connected by the name before the change: %v", err)
+	}
+	if _, err := tg.connect(t.Context(), ks); err != nil || tg.remote[first] != nil || len(tg.remote) != 1 {
+		t.Errorf("after another look: %v, known %v", err, tg.remote)
 	}
 }
 

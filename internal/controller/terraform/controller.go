@@ -13,6 +13,7 @@ package terraform
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -183,6 +184,7 @@ type cycle struct {
 	dir         string // the artifact's tree, read-only
 	release     func()
 	reach       *reached
+	digests     map[string]string // of what the unit refers to, by use.key; nil until it is resolved
 	fetched     data
 	inputDigest string
 
@@ -283,6 +285,9 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 	case err != nil:
 		if apierrors.IsConflict(err) {
 			return status.RetryConflict(err)
+		}
+		if errors.Is(err, references.ErrChanged) {
+			return status.Again, nil
 		}
 		broken(cy, err)
 	case res.IsStalled():

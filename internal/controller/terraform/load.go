@@ -55,10 +55,7 @@ func (c *Controller) load(ctx context.Context, cy *cycle) (*inputs, error) {
 	given := map[reference]bool{} // to the run; the keys of SOPS files are not
 	for _, u := range uses(tf) {
 		given[u.reference] = given[u.reference] || u.field != decryptionField
-		if _, ok := l.data[u.reference]; ok {
-			continue
-		}
-		content, _, _, err := c.refs.Fetch(ctx, u.reference)
+		content, err := c.content(ctx, cy, u)
 		if err != nil {
 			return nil, err
 		}
@@ -68,7 +65,6 @@ func (c *Controller) load(ctx context.Context, cy *cycle) (*inputs, error) {
 			}
 			continue
 		}
-		l.data[u.reference] = content
 	}
 	for _, step := range []struct {
 		reason string
@@ -99,6 +95,22 @@ func (c *Controller) load(ctx context.Context, cy *cycle) (*inputs, error) {
 		l.in.Secrets = append(l.in.Secrets, []byte(cloud.Token))
 	}
 	return l.in, nil
+}
+
+// content reads what a unit refers to: that which its inputs were resolved of, or what is there
+// where they were not. It is in cy.fetched then; nil does not exist.
+func (c *Controller) content(ctx context.Context, cy *cycle, u use) (map[string][]byte, error) {
+	if digest, ok := cy.digests[u.key()]; ok {
+		return c.refs.Content(ctx, u.reference, digest, cy.fetched, u.keys...)
+	}
+	if known, ok := cy.fetched[u.reference]; ok {
+		return known, nil
+	}
+	content, _, _, err := c.refs.Fetch(ctx, u.reference)
+	if content != nil {
+		cy.fetched[u.reference] = content
+	}
+	return content, err
 }
 
 // mask returns what hides the inputs' secrets in texts.

@@ -38,6 +38,9 @@ type use struct {
 	keys []string
 }
 
+// key names what is read of the reference.
+func (u use) key() string { return u.reference.String() + " " + strings.Join(u.keys, ",") }
+
 // uses lists every Secret and ConfigMap that a unit reads, sorted, each place once.
 func uses(tf *infra.Terraform) []use {
 	ns := tf.Namespace
@@ -129,7 +132,7 @@ func (c *Controller) resolve(ctx context.Context, cy *cycle) (status.Result, err
 		if d == "" && !u.optional {
 			return status.Wait(u.reason, fmt.Sprintf("read %s for %s: it does not exist", u.reference, u.field), 0), nil
 		}
-		digests[u.reference.String()+" "+strings.Join(u.keys, ",")] = d
+		digests[u.key()] = d
 	}
 	global, err := c.globalDigest(ctx, cy)
 	if err != nil {
@@ -138,6 +141,6 @@ func (c *Controller) resolve(ctx context.Context, cy *cycle) (status.Result, err
 	if global != "" {
 		digests["--sops-age-secret"] = global
 	}
-	cy.inputDigest = c.inputDigest(tf, cy.reach.digest, digests)
+	cy.digests, cy.inputDigest = digests, c.inputDigest(tf, cy.reach.digest, digests)
 	return status.Next, nil
 }

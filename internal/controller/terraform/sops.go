@@ -91,6 +91,7 @@ func (c *Controller) globalDigest(ctx context.Context, cy *cycle) (string, error
 	if err != nil {
 		return "", err
 	}
+	cy.fetched[ref] = content
 	h := hmac.New(sha256.New, c.key)
 	if err := json.NewEncoder(h).Encode(content); err != nil {
 		return "", fmt.Errorf("digest %s: %w", ref, err)
@@ -172,14 +173,21 @@ func (c *Controller) decryptionKeys(ctx context.Context, cy *cycle) (*sops.Keys,
 	if !ok {
 		return keys, nil
 	}
-	content, _, _, err := c.refs.Fetch(ctx, ref)
-	if err != nil || content == nil && keys != nil {
-		return keys, err
+	content, known := cy.fetched[ref]
+	if !known {
+		var err error
+		if content, _, _, err = c.refs.Fetch(ctx, ref); err != nil {
+			return nil, err
+		}
+	}
+	if content == nil && keys != nil {
+		return keys, nil
 	}
 	if content == nil {
 		return nil, status.Failf(infra.ReasonNewFailed, "read %s for --sops-age-secret: it does not exist", ref)
 	}
-	if keys, err = keys.WithGlobalAge(ref.Key().String(), content); err != nil {
+	keys, err := keys.WithGlobalAge(ref.Key().String(), content)
+	if err != nil {
 		return nil, status.Fail(infra.ReasonNewFailed, err)
 	}
 	return keys, nil
