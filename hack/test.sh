@@ -79,4 +79,4 @@ export TERRACE_TEST_KUBECONFIG=$data/kubeconfig
 # Packages that start processes share two cores in CI: -p bounds how many test
 # binaries run at once, -timeout each of them.
 # shellcheck disable=SC2086
-"$go" test -p "${TESTP:-2}" -timeout "${TESTTIMEOUT:-15m}" ${TESTFLAGS:-} "$@"
+"$go" test -p "${TESTP:-2}" -timeout "${TESTTIMEOUT:-40m}" ${TESTFLAGS:-} "$@"

@@ -66,13 +66,14 @@ output "n" { value = terraform_data.x.output }
 	w.awaitReady("u")
 
 	j := w.watchJournal()
-	// applyEntry is when the journal has the process of the apply.
-	const applyEntry = 6
+	// So many entries has the journal of a plan with its apply; at applyEntry it has the
+	// process of the apply.
+	const entries, applyEntry = 8, 6
 	seed := time.Now().UnixNano()
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
-	victims := []string{"Terrace", "tofu", "both"}
 	for round := range killRounds(t) {
-		victim, step, late := victims[round%len(victims)], 1+round*4%9, time.Duration(0)
+		victim, step := turn(round/2, entries)
+		late := time.Duration(0)
 		if round%2 == 1 {
 			step, late = applyEntry, time.Duration(random.IntN(1500))*time.Millisecond
 		}
@@ -81,15 +82,7 @@ output "n" { value = terraform_data.x.output }
 		revision := w.commit(map[string]string{"main.tf": module(round + 1)})
 		j.await(step, at)
 		<-time.After(late) // the moment is what is tried
-		if victim != "tofu" {
-			p.kill()
-		}
-		if victim != "Terrace" {
-			w.killTool()
-		}
-		if victim != "tofu" {
-			p = w.startProcess()
-		}
+		p = w.kill(victim, p)
 		w.await("u", "healed; "+at, func(tf *infra.Terraform) bool {
 			return isReady(tf) && tf.Status.LastPlannedRevision == revision && tf.Status.RunningID == ""
 		})
@@ -105,7 +98,7 @@ output "n" { value = terraform_data.x.output }
 				t.Errorf("%s: version %d (serial %d) follows %d (serial %d)", at, newer.Version, newer.Serial, v.Version, v.Serial)
 			}
 		}
-		w.madeOnce(made, round+1, at)
+		w.madeOnce(made, strconv.Itoa(round+1), "u", fmt.Sprintf("terraform_data.made[\"%d\"]", round+1), at)
 	}
 	w.output("out", "n", strconv.Itoa(killRounds(t)))
 	if got := w.events("u", infra.ReasonOrphaned); len(got) != 0 {
@@ -114,6 +107,85 @@ output "n" { value = terraform_data.x.output }
 	if report := w.verified(); report.Unfinished != 0 {
 		t.Errorf("the ledger has %d intents without an outcome", report.Unfinished)
 	}
+}
+
+// TestKilledFromInitToDestroyItHeals does so in the first run of a unit, which begins with an
+// init, and in its destroy: the unit is Ready, and then gone with all that it has made.
+func TestKilledFromInitToDestroyItHeals(t *testing.T) {
+	made := filepath.Join(t.TempDir(), "made")
+	w := newWorld(t, map[string]string{"main.tf": fmt.Sprintf(`
+variable "name" { type = string }
+resource "terraform_data" "x" {
+  input = var.name
+  provisioner "local-exec" { command = "echo made ${self.input} >> %[1]s" }
+  provisioner "local-exec" {
+    when    = destroy
+    command = "echo gone ${self.input} >> %[1]s"
+  }
+}
+output "name" { value = terraform_data.x.output }
+`, made)}, func(c *config.Config) { c.WatchNamespaces = []string{"nobody"} })
+	w.stop()
+	p := w.startProcess()
+	j := w.watchJournal()
+	// So many entries have the journals of a plan with its init and apply, and of a destroy.
+	const firstEntries, destroyEntries = 9, 6
+	for round := range killRounds(t) {
+		name := fmt.Sprintf("u%d", round)
+		victim, first := turn(round, firstEntries)
+		at := fmt.Sprintf("round %d: %s was killed after entry %d of the journal of the first run", round, victim, first)
+		j.forget()
+		w.unit(name, fmt.Sprintf("approvePlan: auto\nretryInterval: 1s\ndestroyResourcesOnDeletion: true\nwriteOutputsToSecret: {name: %[1]s}\nvars: [{name: name, value: %[1]s}]", name))
+		j.await(first, at)
+		p = w.kill(victim, p)
+		w.await(name, "healed; "+at, func(tf *infra.Terraform) bool { return isReady(tf) && tf.Status.RunningID == "" })
+		w.output(name, "name", name)
+		w.madeOnce(made, "made "+name, name, "terraform_data.x", at)
+
+		victim, destroy := turn(round, destroyEntries)
+		at = fmt.Sprintf("round %d: %s was killed after entry %d of the journal of the destroy", round, victim, destroy)
+		j.forget()
+		w.delete(name)
+		j.await(destroy, at)
+		p = w.kill(victim, p)
+		w.awaitGone(name)
+		if s := w.state(name); s.Status.Resources != 0 || s.Status.Lock != nil {
+			t.Errorf("%s: the state is %+v", at, s.Status)
+		}
+		if !strings.Contains(content(t, made), "gone "+name+"\n") {
+			t.Errorf("%s: what was made is still there; the logs\n%s", at, w.runLog(name))
+		}
+		if got := w.events(name, infra.ReasonOrphaned); len(got) != 0 {
+			t.Errorf("%s: orphaned: %q", at, got)
+		}
+	}
+	if report := w.verified(); report.Unfinished != 0 {
+		t.Errorf("the ledger has %d intents without an outcome", report.Unfinished)
+	}
+}
+
+// victims are what is killed: this process, the tool, or one after the other.
+var victims = []string{"Terrace", "tofu", "both"}
+
+// turn says who is killed in a round, and at which entry of a journal: each at each of them, as
+// rounds go by.
+func turn(round, entries int) (victim string, entry int) {
+	return victims[(round%entries+round/entries)%len(victims)], 1 + round*5%entries
+}
+
+// kill kills a victim, and starts Terrace again where it was one.
+func (w *world) kill(victim string, p *process) *process {
+	w.t.Helper()
+	if victim != "tofu" {
+		p.kill()
+	}
+	if victim != "Terrace" {
+		w.killTool()
+	}
+	if victim != "tofu" {
+		p = w.startProcess()
+	}
+	return p
 }
 
 // journal tells of the entries of running runs when they are written.
@@ -155,26 +227,24 @@ func (j *journal) await(entries int, at string) {
 	}
 }
 
-// madeOnce fails when a resource was made again although the log of a run says that it was
-// complete: only one that was at work when the tool was killed is known to nobody.
-func (w *world) madeOnce(made string, number int, at string) {
+// madeOnce fails when a resource was made again although the log of a run of the unit says that
+// it was complete: only one that was at work when the tool was killed is known to nobody. What
+// makes it leaves a line in the file.
+func (w *world) madeOnce(made, line, unit, resource, at string) {
 	w.t.Helper()
-	content, err := os.ReadFile(made)
-	must(w.t, err)
-	n := 0
-	for line := range strings.Lines(string(content)) {
-		if strings.TrimSpace(line) == strconv.Itoa(number) {
+	n, complete := 0, 0
+	for l := range strings.Lines(content(w.t, made)) {
+		if strings.TrimSpace(l) == line {
 			n++
 		}
 	}
-	complete := 0
-	for log := range strings.SplitSeq(w.runLog("u"), "\n-- ") {
-		if strings.Contains(log, fmt.Sprintf("terraform_data.made[\"%d\"]: Creation complete", number)) {
+	for log := range strings.SplitSeq(w.runLog(unit), "\n-- ") {
+		if strings.Contains(log, resource+": Creation complete") {
 			complete++
 		}
 	}
 	if n == 0 || n > 1 && complete > 1 {
-		w.t.Errorf("%s: made %d times, and complete %d times; the logs\n%s", at, n, complete, w.runLog("u"))
+		w.t.Errorf("%s: made %d times, and complete %d times; the logs\n%s", at, n, complete, w.runLog(unit))
 	}
 }
 

@@ -33,19 +33,6 @@ output "id" { value = terraform_data.first["b c"].id }
 `, made, pipe, pipe)
 }
 
-// kills are what is killed of a Terrace that is a process.
-var kills = map[string]func(*world, *process) *process{
-	"Tofu": func(w *world, p *process) *process {
-		w.killTool()
-		return p
-	},
-	"Both": func(w *world, p *process) *process {
-		p.kill()
-		w.killTool()
-		return w.startProcess()
-	},
-}
-
 // begun returns when a provisioner has written to the pipe.
 func begun(t *testing.T, pipe string) {
 	t.Helper()
@@ -66,8 +53,8 @@ func releaseNext(t *testing.T, pipe string) {
 // The tool writes its state every 20 seconds and at its end. What it has made when it is
 // killed before is not made a second time.
 func TestKilledToolMakesNothingTwice(t *testing.T) {
-	for name, kill := range kills {
-		t.Run(name, func(t *testing.T) {
+	for _, victim := range []string{"tofu", "both"} {
+		t.Run(victim, func(t *testing.T) {
 			dir := t.TempDir()
 			made, pipe := filepath.Join(dir, "made"), filepath.Join(dir, "pipe")
 			w := newWorld(t, map[string]string{"main.tf": makingAndHolding(t, made, pipe)}, func(c *config.Config) { c.WatchNamespaces = []string{"nobody"} })
@@ -75,7 +62,7 @@ func TestKilledToolMakesNothingTwice(t *testing.T) {
 			p := w.startProcess()
 			w.unit("u", "approvePlan: auto\nretryInterval: 1s\nwriteOutputsToSecret: {name: out}")
 			begun(t, pipe)
-			kill(w, p)
+			w.kill(victim, p)
 			w.awaitEvent("u", infra.ReasonRecovered)
 			releaseNext(t, pipe)
 			w.awaitReady("u")
@@ -168,8 +155,8 @@ resource "terraform_data" "slow" {
 
 // A unit that is deleted after its apply was killed destroys what that has made, once.
 func TestKilledToolAndThenDeleted(t *testing.T) {
-	for name, kill := range kills {
-		t.Run(name, func(t *testing.T) {
+	for _, victim := range []string{"tofu", "both"} {
+		t.Run(victim, func(t *testing.T) {
 			dir := t.TempDir()
 			made, failed, pipe := filepath.Join(dir, "made"), filepath.Join(dir, "failed"), filepath.Join(dir, "pipe")
 			must(t, syscall.Mkfifo(pipe, 0o600))
@@ -194,7 +181,7 @@ output "v" { value = var.v }
 			id := w.awaitPending("u")
 			w.change("u", func(tf *infra.Terraform) { tf.Spec.ApprovePlan = id })
 			begun(t, pipe)
-			kill(w, p)
+			w.kill(victim, p)
 			w.await("u", "waiting with another plan", func(tf *infra.Terraform) bool {
 				return tf.Status.Plan.Pending != "" && tf.Status.Plan.Pending != id && tf.Status.RunningID == ""
 			})
