@@ -58,8 +58,10 @@ func newManager(cfg config.Config, api *rest.Config) (ctrl.Manager, error) {
 		Logger:  quietLogger(ctrl.Log),
 		Metrics: metricsserver.Options{BindAddress: "0"},
 		// Names are unique in one manager; several managers in one process, as tests have
-		// them, are not a mistake.
-		Controller:       ctrlconfig.Controller{SkipNameValidation: new(true)},
+		// them, are not a mistake. The priority queue of controller-runtime 0.24 can hang when
+		// it is shut down while something is handed out (kubernetes-sigs/controller-runtime#3538),
+		// and Terrace would stop only when its grace period ends.
+		Controller:       ctrlconfig.Controller{SkipNameValidation: new(true), UsePriorityQueue: new(false)},
 		LeaderElection:   cfg.LeaderElection,
 		LeaderElectionID: infra.LeaderElectionID,
 		// The lease is given back when the process stops in order, so that the next one starts at once.
