@@ -5,6 +5,7 @@ package kustomization
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/terrace-dev/terrace/internal/audit"
 	"github.com/terrace-dev/terrace/internal/kube"
+	"github.com/terrace-dev/terrace/internal/reference"
 	"github.com/terrace-dev/terrace/internal/status"
 )
 
@@ -45,6 +47,9 @@ func (c *Controller) finalize(ctx context.Context, cy *cycle) (ctrl.Result, erro
 			return c.commit(ctx, cy, ks.GetRetryInterval())
 		}
 		wait, err := c.deleteAll(ctx, cy, keys)
+		if errors.Is(err, reference.ErrChanged) {
+			return status.Again, nil
+		}
 		if err != nil {
 			c.failed(cy, meta.PruneFailedReason, "pruning for deleted resource failed: "+err.Error())
 			return c.commit(ctx, cy, ks.GetRetryInterval())
@@ -93,10 +98,10 @@ func deletesObjects(ks *kustomizev1.Kustomization) bool {
 // deleteAll deletes the unit's objects; wait is when to look again because something
 // is still on its way.
 func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) (wait time.Duration, err error) {
-	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks); err != nil {
+	if cy.target, err = c.targets.name(ctx, cy.ks); err != nil {
 		return 0, err
 	}
-	if cy.target, err = c.targets.name(ctx, cy.ks); err != nil {
+	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks, cy.target); err != nil {
 		return 0, err
 	}
 	exists, err := c.accountExists(ctx, cy)

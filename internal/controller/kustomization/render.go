@@ -171,7 +171,7 @@ func (c *Controller) prepare(ctx context.Context, cy *cycle) (status.Result, err
 		return status.Result{}, cy.buildErr
 	}
 	var err error
-	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks); err != nil {
+	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks, cy.target); err != nil {
 		return status.Result{}, status.Fail(meta.ReconciliationFailedReason, fmt.Errorf("failed to build kube client: %w", err))
 	}
 	if cy.build != nil {

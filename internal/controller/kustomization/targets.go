@@ -95,13 +95,13 @@ func (t *targets) forget(unit types.NamespacedName) {
 	}
 }
 
-// of returns the cluster that a unit applies to, and a client of it that acts as the
-// unit's account.
-func (t *targets) of(ctx context.Context, ks *kustomizev1.Kustomization) (*kube.Cluster, *kube.Client, error) {
+// of returns the cluster that a unit applies to, as name has named it, and a client of it
+// that acts as the unit's account.
+func (t *targets) of(ctx context.Context, ks *kustomizev1.Kustomization, name string) (*kube.Cluster, *kube.Client, error) {
 	cluster := t.local
 	if ks.Spec.KubeConfig != nil {
 		var err error
-		if cluster, err = t.connect(ctx, ks); err != nil {
+		if cluster, err = t.connect(ctx, ks, name); err != nil {
 			return nil, nil, err
 		}
 	} else {
@@ -139,10 +139,13 @@ func (c *Controller) accountName(ks *kustomizev1.Kustomization) string {
 
 // connect returns the cluster of a unit's kubeConfig. One that is known by the same
 // content is shared.
-func (t *targets) connect(ctx context.Context, ks *kustomizev1.Kustomization) (*kube.Cluster, error) {
+func (t *targets) connect(ctx context.Context, ks *kustomizev1.Kustomization, name string) (*kube.Cluster, error) {
 	key, config, err := t.kubeConfig(ctx, ks)
 	if err != nil {
 		return nil, err
+	}
+	if key != name {
+		return nil, fmt.Errorf("connect to the cluster of spec.kubeConfig: %w", reference.ErrChanged)
 	}
 	return t.share(ctx, types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, key, config)
 }

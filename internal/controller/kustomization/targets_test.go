@@ -179,10 +179,16 @@ func TestConnectToWhatIsNamed(t *testing.T) {
 	if err := api.Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tg.connect(t.Context(), ks); !errors.Is(err, reference.ErrChanged) || tg.remote[first] != nil {
-		t.Errorf("connected by the name before the change: %v", err)
+	for range 2 {
+		if _, err := tg.connect(t.Context(), ks, first); !errors.Is(err, reference.ErrChanged) || len(tg.remote) != 0 {
+			t.Errorf("connected by the name before the change: %v, known %v", err, tg.remote)
+		}
 	}
-	if _, err := tg.connect(t.Context(), ks); err != nil || tg.remote[first] != nil || len(tg.remote) != 1 {
+	second, err := tg.name(t.Context(), ks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tg.connect(t.Context(), ks, second); err != nil || second == first || tg.remote[second] == nil {
 		t.Errorf("after another look: %v, known %v", err, tg.remote)
 	}
 }
