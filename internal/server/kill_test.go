@@ -54,7 +54,7 @@ resource "terraform_data" "made" {
 resource "terraform_data" "slow" {
   triggers_replace = %d
   depends_on       = [terraform_data.made]
-  provisioner "local-exec" { command = "sleep 1" }
+  provisioner "local-exec" { command = "sleep 2" }
 }
 output "n" { value = terraform_data.x.output }
 `, n, n, made, n)
@@ -75,7 +75,7 @@ output "n" { value = terraform_data.x.output }
 		victim, step := turn(round/2, entries)
 		late := time.Duration(0)
 		if round%2 == 1 {
-			step, late = applyEntry, time.Duration(random.IntN(1500))*time.Millisecond
+			step, late = applyEntry, time.Duration(random.IntN(2500))*time.Millisecond
 		}
 		at := fmt.Sprintf("round %d (seed %d): %s was killed %s after entry %d of the journal", round, seed, victim, late, step)
 		j.forget()
