@@ -4,6 +4,7 @@
 package server_test
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -188,10 +189,11 @@ func (w *world) kill(victim string, p *process) *process {
 	return p
 }
 
-// journal tells of the entries of running runs when they are written.
+// journal tells how many entries the journals of runs have.
 type journal struct {
-	t       *testing.T
+	w       *world
 	watcher *fsnotify.Watcher
+	known   map[string]bool // runs of before
 }
 
 func (w *world) activeRuns() string { return filepath.Join(w.cfg.DataDir, "runs", "_active") }
@@ -202,30 +204,57 @@ func (w *world) watchJournal() *journal {
 	must(w.t, err)
 	w.t.Cleanup(func() { _ = watcher.Close() })
 	must(w.t, watcher.Add(w.activeRuns()))
-	return &journal{w.t, watcher}
+	return &journal{w, watcher, nil}
 }
 
-// forget passes over what was written so far.
+// entries counts those of each run, of one that has ended where its record is.
+func (j *journal) entries() map[string]int {
+	j.w.t.Helper()
+	count := map[string]int{}
+	must(j.w.t, filepath.WalkDir(filepath.Dir(j.w.activeRuns()), func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".jsonl" {
+			return nil // what is gone has been renamed, and the next look finds it
+		}
+		content, err := os.ReadFile(path)
+		if m := journalledRun.FindSubmatch(content); err == nil && m != nil {
+			run := string(m[1])
+			count[run] = max(count[run], bytes.Count(content, []byte("\n")))
+		}
+		return nil
+	}))
+	return count
+}
+
+// forget passes over the runs that there are.
 func (j *journal) forget() {
-	for len(j.watcher.Events) > 0 {
-		<-j.watcher.Events
+	j.known = map[string]bool{}
+	for run := range j.entries() {
+		j.known[run] = true
 	}
 }
 
-// await returns when so many entries more are written.
+// await returns when runs that began since have so many entries.
 func (j *journal) await(entries int, at string) {
-	j.t.Helper()
-	for n := 0; n < entries; {
-		select {
-		case e := <-j.watcher.Events:
-			if e.Has(fsnotify.Write) {
-				n++
+	j.w.t.Helper()
+	for late := time.After(patience); ; {
+		n := 0
+		for run, count := range j.entries() {
+			if !j.known[run] {
+				n += count
 			}
-		case <-time.After(patience):
-			j.t.Fatalf("%s: the journal has no %d entries", at, entries)
+		}
+		if n >= entries {
+			return
+		}
+		select {
+		case <-j.watcher.Events:
+		case <-late:
+			j.w.t.Fatalf("%s: the journal has no %d entries", at, entries)
 		}
 	}
 }
+
+var journalledRun = regexp.MustCompile(`^\{"begun":\{"run":"([^"]+)"`)
 
 // madeOnce fails when a resource was made again although the log of a run of the unit says that
 // it was complete: only one that was at work when the tool was killed is known to nobody. What
