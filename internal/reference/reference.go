@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -82,6 +81,8 @@ type digestKey struct {
 	keys string
 }
 
+func keyOf(uid types.UID, keys []string) digestKey { return digestKey{uid, fmt.Sprintf("%q", keys)} }
+
 type versionDigest struct{ version, digest string }
 
 // NewReader returns a Reader. cached serves PartialObjectMetadata from a watch,
@@ -110,7 +111,7 @@ func (r *Reader) Digest(ctx context.Context, ref Reference, fetched Data, keys .
 	if err != nil || m == nil {
 		return "", err
 	}
-	key := digestKey{m.UID, strings.Join(keys, "\x00")}
+	key := keyOf(m.UID, keys)
 	if known, ok := r.digests.Get(key); ok && known.(versionDigest).version == m.ResourceVersion {
 		return known.(versionDigest).digest, nil
 	}
@@ -128,11 +129,14 @@ func (r *Reader) Digest(ctx context.Context, ref Reference, fetched Data, keys .
 // the next Digest is of what is there then.
 var ErrChanged = errors.New("it changes while it is read")
 
-// Content returns what Digest has named, from fetched or from the API server; nil for the
-// digest "". The watch that digests are remembered by can be behind: content that is newer
-// than its digest would be taken for that of the digest for as long as anything made of it is
-// kept, so that is ErrChanged.
+// Content returns that of which Digest gave a digest, of all or of some keys, from fetched or
+// from the API server; nil for the digest "". The watch that digests are remembered by can be
+// behind: content that is newer than its digest would be taken for that of the digest for as
+// long as anything made of it is kept, so that is ErrChanged.
 func (r *Reader) Content(ctx context.Context, ref Reference, digest string, fetched Data, keys ...string) (map[string][]byte, error) {
+	if digest == "" {
+		return nil, nil
+	}
 	content, ok := fetched[ref]
 	if !ok {
 		var err error
@@ -140,23 +144,17 @@ func (r *Reader) Content(ctx context.Context, ref Reference, digest string, fetc
 			return nil, err
 		}
 	}
-	now := ""
-	if content != nil {
-		now = r.sum(only(content, keys))
-	}
-	if now != digest {
+	if content == nil || r.sum(only(content, keys)) != digest {
 		m, err := r.Metadata(ctx, ref)
 		if err != nil {
 			return nil, err
 		}
 		if m != nil {
-			r.digests.Remove(digestKey{m.UID, strings.Join(keys, "\x00")})
+			r.digests.Remove(keyOf(m.UID, keys))
 		}
 		return nil, fmt.Errorf("read %s: %w", ref, ErrChanged)
 	}
-	if content != nil {
-		fetched[ref] = content
-	}
+	fetched[ref] = content
 	return content, nil
 }
 

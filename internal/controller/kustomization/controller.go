@@ -169,9 +169,10 @@ type cycle struct {
 	dir      string // the artifact's tree, read-only
 	release  func()
 
-	inputs   string
-	build    *build // nil when nothing had to be built
-	buildErr error
+	references map[string]string // digests of what the unit refers to, as it was looked at
+	inputs     string
+	build      *build // nil when nothing had to be built
+	buildErr   error
 
 	target  string // names the cluster: "" for Terrace's own, else by the content of the kubeConfig
 	cluster *kube.Cluster

@@ -98,10 +98,7 @@ func deletesObjects(ks *kustomizev1.Kustomization) bool {
 // deleteAll deletes the unit's objects; wait is when to look again because something
 // is still on its way.
 func (c *Controller) deleteAll(ctx context.Context, cy *cycle, keys []kube.Key) (wait time.Duration, err error) {
-	if cy.target, err = c.targets.name(ctx, cy.ks); err != nil {
-		return 0, err
-	}
-	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks, cy.target); err != nil {
+	if cy.cluster, cy.target, cy.client, err = c.targets.of(ctx, cy.ks); err != nil {
 		return 0, err
 	}
 	exists, err := c.accountExists(ctx, cy)

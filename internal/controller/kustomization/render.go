@@ -50,7 +50,8 @@ func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error)
 		cy.buildErr = err
 		return status.Next, nil
 	}
-	if cy.target, err = c.targets.name(ctx, cy.ks); err != nil {
+	cy.references = vars
+	if cy.target, err = clusterName(cy.ks, vars); err != nil {
 		cy.buildErr = err
 		return status.Next, nil
 	}
@@ -75,7 +76,11 @@ func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error)
 		cy.inputs = m.inputs
 		return status.Next, nil
 	}
-	return status.Next, c.render(ctx, cy, vars, fetched)
+	err = c.render(ctx, cy, vars, fetched)
+	if err == nil && errors.Is(cy.buildErr, reference.ErrChanged) {
+		err = cy.buildErr // which is nothing to tell, but to look again
+	}
+	return status.Next, err
 }
 
 // render builds, and remembers what the build read and made.
@@ -133,6 +138,9 @@ func (c *Controller) rebuild(ctx context.Context, cy *cycle) (*build, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !maps.Equal(vars, cy.references) {
+		return nil, fmt.Errorf("build what was looked at: %w", reference.ErrChanged)
+	}
 	if err := c.render(ctx, cy, vars, fetched); err != nil {
 		return nil, err
 	}
@@ -170,10 +178,14 @@ func (c *Controller) prepare(ctx context.Context, cy *cycle) (status.Result, err
 	if cy.buildErr != nil {
 		return status.Result{}, cy.buildErr
 	}
-	var err error
-	if cy.cluster, cy.client, err = c.targets.of(ctx, cy.ks, cy.target); err != nil {
+	cluster, name, k, err := c.targets.of(ctx, cy.ks)
+	if err == nil && name != cy.target {
+		err = reference.ErrChanged
+	}
+	if err != nil {
 		return status.Result{}, status.Fail(meta.ReconciliationFailedReason, fmt.Errorf("failed to build kube client: %w", err))
 	}
+	cy.cluster, cy.client = cluster, k
 	if cy.build != nil {
 		if err := c.normalise(cy); err != nil {
 			return status.Result{}, status.Fail(meta.ReconciliationFailedReason, err)

@@ -95,34 +95,49 @@ func (t *targets) forget(unit types.NamespacedName) {
 	}
 }
 
-// of returns the cluster that a unit applies to, as name has named it, and a client of it
-// that acts as the unit's account.
-func (t *targets) of(ctx context.Context, ks *kustomizev1.Kustomization, name string) (*kube.Cluster, *kube.Client, error) {
-	cluster := t.local
+// of returns the cluster that a unit applies to, its name, and a client of it that acts as
+// the unit's account.
+func (t *targets) of(ctx context.Context, ks *kustomizev1.Kustomization) (cluster *kube.Cluster, name string, k *kube.Client, err error) {
+	cluster = t.local
 	if ks.Spec.KubeConfig != nil {
-		var err error
-		if cluster, err = t.connect(ctx, ks, name); err != nil {
-			return nil, nil, err
+		if cluster, name, err = t.connect(ctx, ks); err != nil {
+			return nil, "", nil, err
 		}
 	} else {
 		t.mu.Lock()
 		t.useLocked(types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, "")
 		t.mu.Unlock()
 	}
-	k, err := cluster.Client(t.c.account(ks))
-	return cluster, k, err
+	k, err = cluster.Client(t.c.account(ks))
+	return cluster, name, k, err
 }
 
-// name names the cluster that a unit applies to: "" for Terrace's own.
-func (t *targets) name(ctx context.Context, ks *kustomizev1.Kustomization) (string, error) {
-	if ks.Spec.KubeConfig == nil {
+// kubeConfigOf is what says where a unit's cluster is.
+func kubeConfigOf(ks *kustomizev1.Kustomization) (reference.Reference, error) {
+	switch of := ks.Spec.KubeConfig; {
+	case of.SecretRef != nil:
+		return reference.Reference{Kind: reference.Secret, Namespace: ks.Namespace, Name: of.SecretRef.Name}, nil
+	case of.ConfigMapRef != nil:
+		return reference.Reference{Kind: reference.ConfigMap, Namespace: ks.Namespace, Name: of.ConfigMapRef.Name}, nil
+	}
+	return reference.Reference{}, status.Fail(meta.ReconciliationFailedReason, errors.New("spec.kubeConfig names neither a Secret nor a ConfigMap: set secretRef or configMapRef"))
+}
+
+// clusterName names the cluster that a unit applies to by the digests of what the unit
+// refers to: "" for Terrace's own.
+func clusterName(ks *kustomizev1.Kustomization, digests map[string]string) (string, error) {
+	of := ks.Spec.KubeConfig
+	if of == nil {
 		return "", nil
 	}
-	key, _, err := t.kubeConfig(ctx, ks)
+	ref, err := kubeConfigOf(ks)
 	if err != nil {
-		return "", status.Fail(meta.ReconciliationFailedReason, err)
+		return "", err
 	}
-	return key, nil
+	if of.SecretRef != nil {
+		return "secret " + of.SecretRef.Key + " " + digests[ref.String()], nil
+	}
+	return "configmap " + ks.Namespace + " " + digests[ref.String()], nil
 }
 
 // account is the user that a unit applies as, "" for Terrace itself.
@@ -137,17 +152,34 @@ func (c *Controller) accountName(ks *kustomizev1.Kustomization) string {
 	return cmp.Or(ks.Spec.ServiceAccountName, c.opts.DefaultServiceAccount)
 }
 
-// connect returns the cluster of a unit's kubeConfig. One that is known by the same
-// content is shared.
-func (t *targets) connect(ctx context.Context, ks *kustomizev1.Kustomization, name string) (*kube.Cluster, error) {
-	key, config, err := t.kubeConfig(ctx, ks)
+// connect returns the cluster of a unit's kubeConfig, and its name. One that is known by the
+// same content is shared.
+func (t *targets) connect(ctx context.Context, ks *kustomizev1.Kustomization) (*kube.Cluster, string, error) {
+	ref, err := kubeConfigOf(ks)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	if key != name {
-		return nil, fmt.Errorf("connect to the cluster of spec.kubeConfig: %w", reference.ErrChanged)
+	fetched := reference.Data{}
+	digest, err := t.c.refs.Digest(ctx, ref, fetched)
+	if err != nil {
+		return nil, "", err
 	}
-	return t.share(ctx, types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, key, config)
+	if digest == "" {
+		return nil, "", fmt.Errorf("unable to read KubeConfig %s '%s': it does not exist", kindIn[ref.Kind], ref.Key())
+	}
+	name, err := clusterName(ks, map[string]string{ref.String(): digest})
+	if err != nil {
+		return nil, "", err
+	}
+	cluster, err := t.share(ctx, types.NamespacedName{Namespace: ks.Namespace, Name: ks.Name}, name, func() (*rest.Config, error) {
+		// What is newer than the digest is the cluster of another name.
+		content, err := t.c.refs.Content(ctx, ref, digest, fetched)
+		if err != nil {
+			return nil, err
+		}
+		return t.config(ctx, ks, ref, content)
+	})
+	return cluster, name, err
 }
 
 // share returns the cluster that a key names, for a unit, and makes it if nobody uses
@@ -211,61 +243,30 @@ func (t *targets) useLocked(unit types.NamespacedName, key string) {
 	}
 }
 
-// kubeConfig returns what names a unit's kubeConfig, and how to make a configuration of it:
-// of the content that it names, for one that is newer is found by another name.
-func (t *targets) kubeConfig(ctx context.Context, ks *kustomizev1.Kustomization) (key string, config func() (*rest.Config, error), err error) {
+// config makes the configuration that the content of a unit's kubeConfig says.
+func (t *targets) config(ctx context.Context, ks *kustomizev1.Kustomization, ref reference.Reference, content map[string][]byte) (*rest.Config, error) {
 	of := ks.Spec.KubeConfig
-	ref := reference.Reference{Namespace: ks.Namespace}
-	switch {
-	case of.SecretRef != nil:
-		ref.Kind, ref.Name = reference.Secret, of.SecretRef.Name
-	case of.ConfigMapRef != nil:
-		ref.Kind, ref.Name = reference.ConfigMap, of.ConfigMapRef.Name
-	default:
-		return "", nil, status.Fail(meta.ReconciliationFailedReason, errors.New("spec.kubeConfig names neither a Secret nor a ConfigMap: set secretRef or configMapRef"))
-	}
-	fetched := reference.Data{}
-	digest, err := t.c.refs.Digest(ctx, ref, fetched)
-	if err != nil {
-		return "", nil, err
-	}
-	if digest == "" {
-		return "", nil, fmt.Errorf("unable to read KubeConfig %s '%s': it does not exist", kindIn[ref.Kind], ref.Key())
-	}
-	content := func() (map[string][]byte, error) { return t.c.refs.Content(ctx, ref, digest, fetched) }
 	if of.SecretRef != nil {
-		return "secret " + of.SecretRef.Key + " " + digest, func() (*rest.Config, error) {
-			found, err := content()
-			if err != nil {
-				return nil, err
-			}
-			raw, err := kubeConfigIn(ref.Key(), of.SecretRef, found)
-			if err != nil {
-				return nil, err
-			}
-			made, err := clientcmd.RESTConfigFromKubeConfig(raw)
-			if err != nil {
-				return nil, fmt.Errorf("read the kubeconfig in secret '%s': %w", ref.Key(), err)
-			}
-			return sane(ctx, made), nil
-		}, nil
-	}
-	return "configmap " + ks.Namespace + " " + digest, func() (*rest.Config, error) {
-		found, err := content()
+		raw, err := kubeConfigIn(ref.Key(), of.SecretRef, content)
 		if err != nil {
 			return nil, err
 		}
-		tokens, err := cache.NewTokenCache(cachedTokens)
+		made, err := clientcmd.RESTConfigFromKubeConfig(raw)
 		if err != nil {
-			return nil, fmt.Errorf("keep tokens: %w", err)
-		}
-		// What it returns fetches a new token by itself when the old one expires.
-		made, err := authutils.GetRESTConfig(context.WithoutCancel(ctx), *of, ks.Namespace, t.c.given(ref, found), t.c.tokenOptions(tokens, ks.Namespace, ks.Name)...)
-		if err != nil {
-			return nil, fmt.Errorf("connect by ConfigMap '%s': %w", ref.Key(), err)
+			return nil, fmt.Errorf("read the kubeconfig in secret '%s': %w", ref.Key(), err)
 		}
 		return sane(ctx, made), nil
-	}, nil
+	}
+	tokens, err := cache.NewTokenCache(cachedTokens)
+	if err != nil {
+		return nil, fmt.Errorf("keep tokens: %w", err)
+	}
+	// What it returns fetches a new token by itself when the old one expires.
+	made, err := authutils.GetRESTConfig(context.WithoutCancel(ctx), *of, ks.Namespace, t.c.given(ref, content), t.c.tokenOptions(tokens, ks.Namespace, ks.Name)...)
+	if err != nil {
+		return nil, fmt.Errorf("connect by ConfigMap '%s': %w", ref.Key(), err)
+	}
+	return sane(ctx, made), nil
 }
 
 // kindIn is how messages name a kind.

@@ -167,7 +167,16 @@ func TestConnectToWhatIsNamed(t *testing.T) {
 	ks := &kustomizev1.Kustomization{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "u"}, Spec: kustomizev1.KustomizationSpec{
 		KubeConfig: &meta.KubeConfigReference{SecretRef: &meta.SecretKeyReference{Name: "far"}},
 	}}
-	first, err := tg.name(t.Context(), ks)
+	digest := func() map[string]string {
+		t.Helper()
+		ref := reference.Reference{Kind: reference.Secret, Namespace: "ns", Name: "far"}
+		d, err := c.refs.Digest(t.Context(), ref, reference.Data{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return map[string]string{ref.String(): d}
+	}
+	first, err := clusterName(ks, digest())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,17 +188,13 @@ func TestConnectToWhatIsNamed(t *testing.T) {
 	if err := api.Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if _, err := tg.connect(t.Context(), ks, first); !errors.Is(err, reference.ErrChanged) || len(tg.remote) != 0 {
-			t.Errorf("connected by the name before the change: %v, known %v", err, tg.remote)
-		}
+	if _, name, err := tg.connect(t.Context(), ks); name != first || !errors.Is(err, reference.ErrChanged) || len(tg.remote) != 0 {
+		t.Errorf("connected to %q by the name before the change: %v, known %v", name, err, tg.remote)
 	}
-	second, err := tg.name(t.Context(), ks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tg.connect(t.Context(), ks, second); err != nil || second == first || tg.remote[second] == nil {
-		t.Errorf("after another look: %v, known %v", err, tg.remote)
+	_, name, err := tg.connect(t.Context(), ks)
+	second, _ := clusterName(ks, digest())
+	if err != nil || name == first || name != second || tg.remote[second] == nil {
+		t.Errorf("another look connected to %q: %v, known %v", name, err, tg.remote)
 	}
 }
 

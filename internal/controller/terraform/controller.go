@@ -287,7 +287,8 @@ func (c *Controller) end(ctx context.Context, cy *cycle, res status.Result, err 
 			return status.RetryConflict(err)
 		}
 		if errors.Is(err, references.ErrChanged) {
-			return status.Again, nil
+			// What was recorded of a run is in the ledger already, and is not recorded twice.
+			return c.commit(ctx, cy, status.Again.RequeueAfter, nil)
 		}
 		broken(cy, err)
 	case res.IsStalled():

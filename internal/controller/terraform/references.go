@@ -39,7 +39,7 @@ type use struct {
 }
 
 // key names what is read of the reference.
-func (u use) key() string { return u.reference.String() + " " + strings.Join(u.keys, ",") }
+func (u use) key() string { return fmt.Sprintf("%s %q", u.reference, u.keys) }
 
 // uses lists every Secret and ConfigMap that a unit reads, sorted, each place once.
 func uses(tf *infra.Terraform) []use {
