@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/terrace-dev/terrace/internal/testenv"
 )
 
 // counting counts the reads of content.
@@ -74,20 +76,6 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// behind is a watch that has not seen the last changes.
-type behind struct {
-	client.Client
-	seen *metav1.PartialObjectMetadata // nil for all there is
-}
-
-func (c *behind) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-	if m, ok := o.(*metav1.PartialObjectMetadata); ok && c.seen != nil {
-		c.seen.DeepCopyInto(m)
-		return nil
-	}
-	return c.Client.Get(ctx, key, o, opts...)
-}
-
 // Content that is newer than its digest is never taken for that of the digest, and the next
 // digest is of it, whether or not the watch has seen it by then.
 func TestContentIsThatOfItsDigest(t *testing.T) {
@@ -100,7 +88,7 @@ func TestContentIsThatOfItsDigest(t *testing.T) {
 				change = func(o client.Object) { o.(*corev1.ConfigMap).Data["a"] = "new" }
 			}
 			api := fake.NewClientBuilder().WithObjects(o).Build()
-			watch := &behind{Client: api}
+			watch := &testenv.LateWatch{Client: api}
 			r, ref := NewReader(watch, api, []byte("key")), Reference{kind, "ns", "s"}
 			digest := func(fetched Data, keys ...string) string {
 				t.Helper()
@@ -131,7 +119,7 @@ func TestContentIsThatOfItsDigest(t *testing.T) {
 			if err := api.Update(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
-			watch.seen = seen
+			watch.Seen = seen
 			if digest(Data{}) != old {
 				t.Fatal("the watch is not behind")
 			}
@@ -154,7 +142,7 @@ func TestContentIsThatOfItsDigest(t *testing.T) {
 			if _, err := content(onlyB, Data{}, "b"); err != nil {
 				t.Errorf("the key that has not changed: %v", err)
 			}
-			watch.seen = nil
+			watch.Seen = nil
 			fetched := Data{}
 			now := digest(fetched)
 			if got, err := content(now, fetched); now == old || got != "new" || err != nil {

@@ -24,6 +24,7 @@ import (
 	infra "github.com/terrace-dev/terrace/api/infra/v1alpha2"
 	"github.com/terrace-dev/terrace/internal/kube"
 	"github.com/terrace-dev/terrace/internal/reference"
+	"github.com/terrace-dev/terrace/internal/testenv"
 )
 
 // TestShare keeps a remote cluster connected for as long as a unit applies to it,
@@ -134,20 +135,6 @@ func TestShareWhileConnecting(t *testing.T) {
 	}
 }
 
-// lateWatch shows metadata as it was when the watch was last on time.
-type lateWatch struct {
-	client.Client
-	seen *metav1.PartialObjectMetadata
-}
-
-func (c *lateWatch) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-	if m, ok := o.(*metav1.PartialObjectMetadata); ok && c.seen != nil {
-		c.seen.DeepCopyInto(m)
-		return nil
-	}
-	return c.Client.Get(ctx, key, o, opts...)
-}
-
 // TestConnectToWhatIsNamed never has a cluster known by a kubeconfig that names another:
 // a unit whose Secret is changed, and then changed back, would go to the wrong one.
 func TestConnectToWhatIsNamed(t *testing.T) {
@@ -156,7 +143,7 @@ func TestConnectToWhatIsNamed(t *testing.T) {
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "far", UID: "1"}, Data: kubeconfig("http://127.0.0.1:1")}
 	api := fake.NewClientBuilder().WithObjects(secret).Build()
-	watch := &lateWatch{Client: api}
+	watch := &testenv.LateWatch{Client: api}
 	c := &Controller{opts: Options{Clock: clocktesting.NewFakeClock(noon), Client: api}, refs: reference.NewReader(watch, api, []byte("key"))}
 	local, err := kube.NewCluster(&rest.Config{Host: "http://127.0.0.1:3"}, owner, func(types.NamespacedName) {})
 	if err != nil {
@@ -183,7 +170,7 @@ func TestConnectToWhatIsNamed(t *testing.T) {
 	if err := api.Get(t.Context(), client.ObjectKeyFromObject(secret), secret); err != nil {
 		t.Fatal(err)
 	}
-	watch.seen = &metav1.PartialObjectMetadata{ObjectMeta: *secret.ObjectMeta.DeepCopy()}
+	watch.Seen = &metav1.PartialObjectMetadata{ObjectMeta: *secret.ObjectMeta.DeepCopy()}
 	secret.Data = kubeconfig("http://127.0.0.1:2")
 	if err := api.Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
