@@ -39,9 +39,9 @@ type build struct {
 // look finds out whether this artifact says something else to this unit, and builds
 // it if so. It comes before the wait for dependencies, so that other units know what
 // this one claims; what is wrong with the build is told after it, as in Flux.
-func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error) {
+func (c *Controller) look(ctx context.Context, cy *cycle) (_ status.Result, err error) {
 	defer func() {
-		if !errors.Is(cy.buildErr, reference.ErrChanged) { // else it looks again at once
+		if !errors.Is(err, reference.ErrChanged) { // else it looks again at once
 			c.claims.looked(cy.name, sourceOf(cy.ks), cy.artifact.Revision, cy.ks.Generation, c.Wake)
 		}
 	}()
@@ -76,17 +76,16 @@ func (c *Controller) look(ctx context.Context, cy *cycle) (status.Result, error)
 		cy.inputs = m.inputs
 		return status.Next, nil
 	}
-	err = c.render(ctx, cy, vars, fetched)
-	if err == nil && errors.Is(cy.buildErr, reference.ErrChanged) {
-		err = cy.buildErr // which is nothing to tell, but to look again
-	}
-	return status.Next, err
+	return status.Next, c.render(ctx, cy, vars, fetched)
 }
 
 // render builds, and remembers what the build read and made.
 func (c *Controller) render(ctx context.Context, cy *cycle, vars map[string]string, fetched reference.Data) error {
 	m := cy.mem
 	in, secrets, err := c.buildInput(ctx, cy, vars, fetched)
+	if errors.Is(err, reference.ErrChanged) {
+		return err
+	}
 	if err != nil {
 		cy.buildErr = err
 		return nil
@@ -240,11 +239,10 @@ func (c *Controller) uses(ks *kustomizev1.Kustomization) (refs []reference.Refer
 	if r, ok := c.globalAge(); ok && ks.Spec.Decryption != nil {
 		refs = append(refs, r)
 	}
-	if k := ks.Spec.KubeConfig; k != nil && k.SecretRef != nil {
-		refs = append(refs, reference.Reference{Kind: reference.Secret, Namespace: ks.Namespace, Name: k.SecretRef.Name})
-	}
-	if k := ks.Spec.KubeConfig; k != nil && k.ConfigMapRef != nil {
-		refs = append(refs, reference.Reference{Kind: reference.ConfigMap, Namespace: ks.Namespace, Name: k.ConfigMapRef.Name})
+	if ks.Spec.KubeConfig != nil {
+		if r, err := kubeConfigOf(ks); err == nil { // else look says so
+			refs = append(refs, r)
+		}
 	}
 	return refs, optional
 }

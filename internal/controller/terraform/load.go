@@ -59,11 +59,8 @@ func (c *Controller) load(ctx context.Context, cy *cycle) (*inputs, error) {
 		if err != nil {
 			return nil, err
 		}
-		if content == nil {
-			if !u.optional {
-				return nil, status.Failf(u.reason, "read %s for %s: it does not exist", u.reference, u.field)
-			}
-			continue
+		if content == nil && !u.optional {
+			return nil, status.Failf(u.reason, "read %s for %s: it does not exist", u.reference, u.field)
 		}
 	}
 	for _, step := range []struct {
@@ -103,12 +100,17 @@ func (c *Controller) content(ctx context.Context, cy *cycle, u use) (map[string]
 	if digest, ok := cy.digests[u.key()]; ok {
 		return c.refs.Content(ctx, u.reference, digest, cy.fetched, u.keys...)
 	}
-	if known, ok := cy.fetched[u.reference]; ok {
+	return c.fetchOnce(ctx, cy, u.reference)
+}
+
+// fetchOnce reads what is there of a reference, once in a cycle; nil does not exist.
+func (c *Controller) fetchOnce(ctx context.Context, cy *cycle, ref reference) (map[string][]byte, error) {
+	if known, ok := cy.fetched[ref]; ok {
 		return known, nil
 	}
-	content, _, _, err := c.refs.Fetch(ctx, u.reference)
+	content, _, _, err := c.refs.Fetch(ctx, ref)
 	if content != nil {
-		cy.fetched[u.reference] = content
+		cy.fetched[ref] = content
 	}
 	return content, err
 }

@@ -87,11 +87,10 @@ func (c *Controller) globalDigest(ctx context.Context, cy *cycle) (string, error
 	if !ok || !mayDecrypt(cy) {
 		return "", nil
 	}
-	content, _, _, err := c.refs.Fetch(ctx, ref)
+	content, err := c.fetchOnce(ctx, cy, ref)
 	if err != nil {
 		return "", err
 	}
-	cy.fetched[ref] = content
 	h := hmac.New(sha256.New, c.key)
 	if err := json.NewEncoder(h).Encode(content); err != nil {
 		return "", fmt.Errorf("digest %s: %w", ref, err)
@@ -173,12 +172,9 @@ func (c *Controller) decryptionKeys(ctx context.Context, cy *cycle) (*sops.Keys,
 	if !ok {
 		return keys, nil
 	}
-	content, known := cy.fetched[ref]
-	if !known {
-		var err error
-		if content, _, _, err = c.refs.Fetch(ctx, ref); err != nil {
-			return nil, err
-		}
+	content, err := c.fetchOnce(ctx, cy, ref)
+	if err != nil {
+		return nil, err
 	}
 	if content == nil && keys != nil {
 		return keys, nil
@@ -186,8 +182,7 @@ func (c *Controller) decryptionKeys(ctx context.Context, cy *cycle) (*sops.Keys,
 	if content == nil {
 		return nil, status.Failf(infra.ReasonNewFailed, "read %s for --sops-age-secret: it does not exist", ref)
 	}
-	keys, err := keys.WithGlobalAge(ref.Key().String(), content)
-	if err != nil {
+	if keys, err = keys.WithGlobalAge(ref.Key().String(), content); err != nil {
 		return nil, status.Fail(infra.ReasonNewFailed, err)
 	}
 	return keys, nil
